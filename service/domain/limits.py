@@ -1,0 +1,76 @@
+"""Every limit of the service, named with its unit. Nothing is unbounded; nothing is bounded elsewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Intake
+PAYLOAD_BYTES_MAX_DEFAULT: Final = 256 * 1024
+PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024  # what PAYLOAD_BYTES_MAX may be set to
+ENVELOPE_BYTES_MAX: Final = 64 * 1024  # a request body beyond its payload
+JSON_DEPTH_MAX: Final = 256  # deeper documents are refused: many receivers' parsers end there
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
+EVENT_ID_CHARS_MAX: Final = 255
+EVENT_TYPE_CHARS_MAX: Final = 255
+CONTENT_TYPE_CHARS_MAX: Final = 255
+METADATA_ENTRIES_MAX: Final = 20
+METADATA_KEY_CHARS_MAX: Final = 64
+METADATA_VALUE_CHARS_MAX: Final = 512
+DELAY_SECONDS_MAX: Final = 366 * 86_400
+DEADLINE_SECONDS_MAX: Final = 60 * 86_400
+BATCH_DELIVERIES_MAX: Final = 1_000
+PAGE_ITEMS_MAX: Final = 250
+PAGE_ITEMS_DEFAULT: Final = 50
+CURSOR_CHARS_MAX: Final = 1_024
+
+# Destinations
+NAME_CHARS_MAX: Final = 200
+URL_CHARS_MAX: Final = 2_048
+HEADERS_COUNT_MAX: Final = 32
+HEADER_NAME_CHARS_MAX: Final = 128
+HEADER_VALUE_CHARS_MAX: Final = 2_048
+HEADERS_BYTES_MAX: Final = 8_192
+TIMEOUT_SECONDS_MIN: Final = 1.0
+TIMEOUT_SECONDS_MAX: Final = 60.0
+TIMEOUT_SECONDS_DEFAULT: Final = 15.0
+ATTEMPTS_MAX_DEFAULT: Final = 12
+ATTEMPTS_MAX: Final = 100
+RETRY_DELAY_SECONDS_MAX: Final = 7 * 86_400
+RETRY_AFTER_SECONDS_MAX: Final = 86_400  # a receiver may ask for a day, not for a year
+RESPONSE_RULES_MAX: Final = 64
+SECRETS_MAX: Final = 4  # signatures on one request during a rotation
+SECRET_BYTES_MIN: Final = 24  # Standard Webhooks: 24 to 64 bytes
+SECRET_BYTES_MAX: Final = 64
+
+# Attempts
+CLAIM_YOUNG_SECONDS: Final = 5.0  # a claim older than this when the first byte is due is given up unsent
+CRASHED_CLAIMS_MAX: Final = 3  # claims in a row that ended without an outcome: the delivery is poison
+EXCERPT_BYTES_MAX: Final = 1_024  # of a response body, kept with the attempt
+RESPONSE_BYTES_MAX: Final = 64 * 1024  # of a response body, read before the connection is closed
+RESPONSE_HEADERS_BYTES_MAX: Final = 64 * 1024
+ERROR_CHARS_MAX: Final = 300
+KEPT_ALIVE_PER_DESTINATION_MAX: Final = 32
+KEPT_ALIVE_SECONDS: Final = 30.0
+
+# The queue
+HINT_IDS_MAX: Final = 50  # delivery ids in one arq job
+HINT_JOBS_MAX: Final = 400  # jobs waiting in Redis before the dispatcher holds back
+HINT_VISIBILITY_SECONDS_MAX: Final = 60.0
+HINT_PATIENCE_SECONDS: Final = 10.0  # how long a hint waits in a worker for a free slot
+
+# Group commit
+FLUSH_ROWS_MAX: Final = 200
+FLUSH_BYTES_MAX: Final = 8 * 1024 * 1024
+
+# The dispatcher
+DUE_BATCH: Final = 1_000
+RESCUE_BATCH: Final = 200
+PARK_BATCH: Final = 1_000
+REDRIVE_BATCH: Final = 100
+PASS_ROUNDS_MAX: Final = 20  # full batches one step may take in one pass
+
+# Redrive
+REDRIVE_ITEMS_MAX: Final = 10_000
+REDRIVE_RATE_PER_SECOND_MAX: Final = 1_000
+REASON_CHARS_MAX: Final = 500
+DRY_RUN_SAMPLE: Final = 20
