@@ -25,3 +25,11 @@ class LedgerBusy(LedgerUnavailable):
 
 class QueueUnavailable(HookledgerError):
     """Redis did not answer. Costs latency only: the dispatcher hints again."""
+
+
+class LedgerRefused(HookledgerError):
+    """Postgres refused the data or the statement: a bug of ours, or one row of a shared batch."""
+
+    def __init__(self, message: str, sqlstate: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate

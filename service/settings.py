@@ -40,9 +40,7 @@ class Settings(BaseSettings):
     database_acquire_timeout_seconds: float = Field(
         2.0, gt=0, description="How long a request waits for a connection before it is answered 503."
     )
-    database_statement_timeout_seconds: float = Field(
-        10.0, gt=0, description="How long one ledger statement may run."
-    )
+    database_statement_timeout_seconds: float = Field(10.0, gt=0, description="How long one ledger statement may run.")
 
     payload_bytes_max: int = Field(
         limits.PAYLOAD_BYTES_MAX_DEFAULT, ge=1, le=limits.PAYLOAD_BYTES_MAX, description="The largest payload accepted."

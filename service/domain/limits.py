@@ -8,7 +8,6 @@ from typing import Final
 PAYLOAD_BYTES_MAX_DEFAULT: Final = 256 * 1024
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024  # what PAYLOAD_BYTES_MAX may be set to
 ENVELOPE_BYTES_MAX: Final = 64 * 1024  # a request body beyond its payload
-JSON_DEPTH_MAX: Final = 256  # deeper documents are refused: many receivers' parsers end there
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 EVENT_ID_CHARS_MAX: Final = 255
 EVENT_TYPE_CHARS_MAX: Final = 255
@@ -33,7 +32,7 @@ HEADERS_BYTES_MAX: Final = 8_192
 TIMEOUT_SECONDS_MIN: Final = 1.0
 TIMEOUT_SECONDS_MAX: Final = 60.0
 TIMEOUT_SECONDS_DEFAULT: Final = 15.0
-ATTEMPTS_MAX_DEFAULT: Final = 12
+ATTEMPTS_MAX_DEFAULT: Final = 18
 ATTEMPTS_MAX: Final = 100
 RETRY_DELAY_SECONDS_MAX: Final = 7 * 86_400
 RETRY_AFTER_SECONDS_MAX: Final = 86_400  # a receiver may ask for a day, not for a year
@@ -61,6 +60,7 @@ HINT_PATIENCE_SECONDS: Final = 10.0  # how long a hint waits in a worker for a f
 # Group commit
 FLUSH_ROWS_MAX: Final = 200
 FLUSH_BYTES_MAX: Final = 8 * 1024 * 1024
+FLUSH_WAITING_MAX: Final = 5_000  # rows waiting for a flush before new ones are answered 503
 
 # The dispatcher
 DUE_BATCH: Final = 1_000

@@ -1,0 +1,195 @@
+"""Accept: the one statement that makes a 202 true, and the one that explains every other answer.
+
+Three rules keep a shared batch honest. Keys are taken before identities, and both in sorted order, so
+that two flushes over the same rows cannot wait for each other. A key points at the identity, so a key
+whose event exists already points at the existing delivery by construction. And the destination is
+read inside the statement: what is written was allowed when it was written.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from service.ledger.session import Ledger, rows
+
+
+@dataclass(frozen=True, slots=True)
+class NewDelivery:
+    """One validated request, ready for the ledger.
+
+    `due_at` is absolute, or None for "now"; `delay_seconds` counts from the commit instead.
+    Without `deadline_at` and `deadline_seconds` the destination's deadline holds, from the due time.
+    """
+
+    id: uuid.UUID
+    tenant: str
+    key: str
+    fingerprint: bytes
+    destination_id: uuid.UUID
+    event_id: str
+    event_type: str | None
+    content_type: str
+    headers: Mapping[str, str] | None
+    metadata: Mapping[str, str] | None
+    body: bytes
+    body_sha256: bytes
+    due_at: dt.datetime | None = None
+    delay_seconds: float | None = None
+    deadline_at: dt.datetime | None = None
+    deadline_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """A row of this flush became a delivery. `hintable`: due at once, at a destination that takes it."""
+
+    id: uuid.UUID
+    created_at: dt.datetime
+    next_attempt_at: dt.datetime
+    deadline_at: dt.datetime
+    attempts_max: int
+    hintable: bool
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the ledger holds where a row of this flush did not become a delivery."""
+
+    destination_state: str | None  # None: no such destination for this tenant
+    key_fingerprint: bytes | None  # None: the key is not taken
+    key_delivery_id: uuid.UUID | None
+    event_delivery_id: uuid.UUID | None  # None: the event is new
+    event_payload_sha256: bytes | None
+
+
+_INSERT = sa.text("""
+WITH input AS (
+    SELECT i.*, d.attempts_max, d.state AS destination_state,
+        coalesce(i.due_at, now() + make_interval(secs => coalesce(i.delay_seconds, 0))) AS next_attempt_at,
+        coalesce(i.deadline_seconds, d.deadline_seconds) AS deadline_after
+    FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:tenants AS text[]), CAST(:keys AS text[]), CAST(:fingerprints AS bytea[]),
+        CAST(:destination_ids AS uuid[]), CAST(:event_ids AS text[]), CAST(:event_types AS text[]),
+        CAST(:content_types AS text[]), CAST(:headers AS text[]), CAST(:metadata AS text[]),
+        CAST(:bodies AS bytea[]), CAST(:body_hashes AS bytea[]), CAST(:due_ats AS timestamptz[]),
+        CAST(:delays AS float8[]), CAST(:deadline_ats AS timestamptz[]), CAST(:deadline_seconds AS float8[])
+    ) AS i(id, tenant, key, fingerprint, destination_id, event_id, event_type, content_type, headers, metadata,
+           body, body_sha256, due_at, delay_seconds, deadline_at, deadline_seconds)
+    JOIN destinations d ON d.id = i.destination_id AND d.tenant = i.tenant AND d.state <> 'disabled'
+), new_keys AS (
+    INSERT INTO idempotency_keys (tenant, key, fingerprint, destination_id, event_id, expires_at)
+    SELECT tenant, key, fingerprint, destination_id, event_id, now() + make_interval(secs => :window_seconds)
+    FROM input ORDER BY tenant, key
+    ON CONFLICT DO NOTHING
+    RETURNING tenant, key
+), new_identities AS (
+    INSERT INTO delivery_identities (destination_id, event_id, delivery_id, payload_sha256)
+    SELECT destination_id, event_id, id, body_sha256
+    FROM input JOIN new_keys USING (tenant, key) ORDER BY destination_id, event_id
+    ON CONFLICT DO NOTHING
+    RETURNING delivery_id
+), new_payloads AS (
+    INSERT INTO payloads (delivery_id, destination_id, tenant, event_id, event_type, content_type, headers, metadata,
+                          body_sha256, body)
+    SELECT id, destination_id, tenant, event_id, event_type, content_type, CAST(headers AS jsonb),
+           CAST(metadata AS jsonb), body_sha256, body
+    FROM input JOIN new_identities ON delivery_id = id
+), new_deliveries AS (
+    INSERT INTO deliveries (id, destination_id, tenant, state, next_attempt_at, deadline_at, wake_at, attempts_max)
+    SELECT id, destination_id, tenant, 'pending', next_attempt_at,
+        coalesce(deadline_at, next_attempt_at + make_interval(secs => deadline_after)),
+        greatest(next_attempt_at, now() + make_interval(secs => :visibility_seconds)), attempts_max
+    FROM input JOIN new_identities ON delivery_id = id
+    RETURNING id, created_at, next_attempt_at, deadline_at, attempts_max
+)
+SELECT n.*, i.destination_state, n.next_attempt_at <= now() AS due
+FROM new_deliveries n JOIN input i ON i.id = n.id
+""")
+
+
+async def insert_new(
+    ledger: Ledger, batch: Sequence[NewDelivery], *, window_seconds: float, visibility_seconds: float
+) -> dict[uuid.UUID, Inserted]:
+    """Write every row of the batch whose key and event are new; commit; say which those were.
+
+    `batch` holds no (tenant, key) twice. Guards: the primary keys of `idempotency_keys` and
+    `delivery_identities`. Due rows are not looked at by the dispatcher for `visibility_seconds`,
+    the time that the hint which follows the commit has to be taken.
+    """
+    values = {
+        "ids": [row.id for row in batch],
+        "tenants": [row.tenant for row in batch],
+        "keys": [row.key for row in batch],
+        "fingerprints": [row.fingerprint for row in batch],
+        "destination_ids": [row.destination_id for row in batch],
+        "event_ids": [row.event_id for row in batch],
+        "event_types": [row.event_type for row in batch],
+        "content_types": [row.content_type for row in batch],
+        "headers": [json.dumps(dict(row.headers)) if row.headers else None for row in batch],
+        "metadata": [json.dumps(dict(row.metadata)) if row.metadata else None for row in batch],
+        "bodies": [row.body for row in batch],
+        "body_hashes": [row.body_sha256 for row in batch],
+        "due_ats": [row.due_at for row in batch],
+        "delays": [row.delay_seconds for row in batch],
+        "deadline_ats": [row.deadline_at for row in batch],
+        "deadline_seconds": [row.deadline_seconds for row in batch],
+        "window_seconds": window_seconds,
+        "visibility_seconds": visibility_seconds,
+    }
+    async with ledger.statement() as connection:
+        written = await rows(connection, _INSERT, values)
+    return {
+        row["id"]: Inserted(
+            id=row["id"],
+            created_at=row["created_at"],
+            next_attempt_at=row["next_attempt_at"],
+            deadline_at=row["deadline_at"],
+            attempts_max=row["attempts_max"],
+            hintable=row["due"] and row["destination_state"] == "active",
+            paused=row["destination_state"] == "paused",
+        )
+        for row in written
+    }
+
+
+_STANDING = sa.text("""
+SELECT i.n, d.state AS destination_state, k.fingerprint AS key_fingerprint, ki.delivery_id AS key_delivery_id,
+    e.delivery_id AS event_delivery_id, e.payload_sha256 AS event_payload_sha256
+FROM unnest(
+    CAST(:tenants AS text[]), CAST(:keys AS text[]), CAST(:destination_ids AS uuid[]), CAST(:event_ids AS text[])
+) WITH ORDINALITY AS i(tenant, key, destination_id, event_id, n)
+LEFT JOIN destinations d ON d.id = i.destination_id AND d.tenant = i.tenant
+LEFT JOIN idempotency_keys k ON k.tenant = i.tenant AND k.key = i.key
+LEFT JOIN delivery_identities ki ON ki.destination_id = k.destination_id AND ki.event_id = k.event_id
+LEFT JOIN delivery_identities e ON d.id IS NOT NULL AND e.destination_id = i.destination_id AND e.event_id = i.event_id
+ORDER BY i.n
+""")
+
+
+async def look_up(ledger: Ledger, batch: Sequence[NewDelivery]) -> list[Standing]:
+    """Read, for each row, what stood in its way. By the two identity tables' primary keys."""
+    values = {
+        "tenants": [row.tenant for row in batch],
+        "keys": [row.key for row in batch],
+        "destination_ids": [row.destination_id for row in batch],
+        "event_ids": [row.event_id for row in batch],
+    }
+    async with ledger.statement() as connection:
+        found = await rows(connection, _STANDING, values)
+    return [
+        Standing(
+            destination_state=row["destination_state"],
+            key_fingerprint=row["key_fingerprint"],
+            key_delivery_id=row["key_delivery_id"],
+            event_delivery_id=row["event_delivery_id"],
+            event_payload_sha256=row["event_payload_sha256"],
+        )
+        for row in found
+    ]

@@ -1,0 +1,215 @@
+"""What the dispatcher reads and moves: bounded batches, locks in order, safe to run twice at once."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from service.domain import limits
+from service.domain.retry import Budget, RetryPolicy
+from service.ledger.destinations import policy_of
+from service.ledger.session import Ledger, rows
+
+_TAKE_DUE = sa.text("""
+WITH due AS (
+    SELECT d.id, t.state AS destination_state, d.deadline_at <= now() AS late
+    FROM (
+        SELECT id, destination_id, deadline_at FROM deliveries
+        WHERE wake_at <= now() ORDER BY wake_at LIMIT :batch
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) d JOIN destinations t ON t.id = d.destination_id
+), hinted AS (
+    UPDATE deliveries d SET wake_at = now() + make_interval(secs => :visibility_seconds)
+    FROM due WHERE d.id = due.id AND due.destination_state = 'active' AND NOT due.late AND d.state = 'pending'
+    RETURNING d.id, d.next_attempt_at
+), expired AS (
+    UPDATE deliveries d
+    SET state = 'dead', wake_at = NULL, parked = false, completed_at = now(),
+        dead_reason = CASE WHEN due.late THEN 'deadline' ELSE 'disabled' END
+    FROM due WHERE d.id = due.id AND (due.late OR due.destination_state = 'disabled') AND d.state = 'pending'
+    RETURNING d.id, d.dead_reason
+)
+SELECT due.id, hinted.next_attempt_at, expired.dead_reason, due.destination_state = 'paused' AND NOT due.late AS paused
+FROM due LEFT JOIN hinted ON hinted.id = due.id LEFT JOIN expired ON expired.id = due.id
+ORDER BY hinted.next_attempt_at
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """One batch of rows whose `wake_at` had passed."""
+
+    to_hint: list[uuid.UUID]
+    expired: list[tuple[uuid.UUID, str]]
+    to_park: list[uuid.UUID]
+
+    @property
+    def rows_count(self) -> int:
+        """How many rows the batch held; a full one means that more may wait."""
+        return len(self.to_hint) + len(self.expired) + len(self.to_park)
+
+
+async def take_due(ledger: Ledger, *, visibility_seconds: float, batch: int = limits.DUE_BATCH) -> Due:
+    """Take rows whose `wake_at` has passed: to be hinted, EXPIREd, or parked.
+
+    Hinted rows are not looked at again for `visibility_seconds`. Index: `ix_deliveries_wake_at`.
+    """
+    values = {"visibility_seconds": visibility_seconds, "batch": batch}
+    async with ledger.statement() as connection:
+        found = await rows(connection, _TAKE_DUE, values)
+    return Due(
+        to_hint=[row["id"] for row in found if row["next_attempt_at"] is not None],
+        expired=[(row["id"], row["dead_reason"]) for row in found if row["dead_reason"] is not None],
+        to_park=[row["id"] for row in found if row["paused"]],
+    )
+
+
+_WAKE_HINTED = sa.text("""
+UPDATE deliveries SET wake_at = now()
+WHERE id IN (
+    SELECT id FROM deliveries
+    WHERE wake_at > now() AND wake_at <= now() + make_interval(secs => :visibility_seconds_max)
+        AND next_attempt_at <= now() AND NOT parked
+    LIMIT :batch FOR NO KEY UPDATE SKIP LOCKED
+) AND state = 'pending'
+RETURNING id
+""")
+
+
+async def wake_hinted(ledger: Ledger, *, batch: int = limits.DUE_BATCH) -> int:
+    """Make rows due again whose hint may be lost with the queue. Index: `ix_deliveries_wake_at`."""
+    values = {"visibility_seconds_max": limits.HINT_VISIBILITY_SECONDS_MAX, "batch": batch}
+    async with ledger.statement() as connection:
+        return len(await rows(connection, _WAKE_HINTED, values))
+
+
+@dataclass(frozen=True, slots=True)
+class LostClaim:
+    """A claim whose lease ended, or whose worker stopped beating, with what deciding on it takes."""
+
+    delivery_id: uuid.UUID
+    budget: Budget
+    policy: RetryPolicy
+    row: sa.RowMapping
+
+
+_LOST = sa.text("""
+SELECT d.id, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d.next_attempt_at, d.claimed_at,
+    d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds, t.on_ambiguous, now() AS now
+FROM deliveries d JOIN destinations t ON t.id = d.destination_id
+WHERE d.lease_until IS NOT NULL AND (d.lease_until <= now() OR (
+    d.claimed_at <= now() - make_interval(secs => :stale_seconds)
+    AND NOT EXISTS (
+        SELECT FROM workers w WHERE w.id = d.worker AND w.heartbeat_at > now() - make_interval(secs => :stale_seconds)
+    )))
+ORDER BY d.lease_until LIMIT :batch
+""")
+
+
+async def find_lost(ledger: Ledger, *, stale_seconds: float, batch: int = limits.RESCUE_BATCH) -> list[LostClaim]:
+    """Read claims that nobody will settle. No lock: the settle that follows is guarded by the number.
+
+    A claim younger than `stale_seconds` is left alone whatever its worker's heartbeat says, so that a
+    claim which just went out on a late heartbeat is not taken back. Index: `ix_deliveries_lease_until`.
+    """
+    async with ledger.statement() as connection:
+        found = await rows(connection, _LOST, {"stale_seconds": stale_seconds, "batch": batch})
+    return [
+        LostClaim(
+            delivery_id=row["id"],
+            budget=Budget(row["attempt_count"], row["attempts_max"], row["deadline_at"], row["crashed_claims"]),
+            policy=policy_of(row),
+            row=row,
+        )
+        for row in found
+    ]
+
+
+_LOCK_GATED = sa.text("""
+UPDATE destinations SET gated = true WHERE id IN (
+    SELECT t.id FROM destinations t
+    WHERE t.id IN (SELECT destination_id FROM deliveries WHERE id = ANY(CAST(:ids AS uuid[])))
+    ORDER BY t.id FOR NO KEY UPDATE
+) AND state = 'paused' RETURNING id
+""")
+
+_PARK = sa.text("""
+UPDATE deliveries SET parked = true, wake_at = deadline_at
+WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'pending' AND destination_id = ANY(CAST(:destination_ids AS uuid[]))
+""")
+
+
+async def park(ledger: Ledger, delivery_ids: list[uuid.UUID]) -> None:
+    """Set rows of paused destinations aside until they are admitted, or their deadline passes.
+
+    The destination is marked and locked first, so that the mark cannot be taken off in between.
+    """
+    async with ledger.transaction() as connection:
+        paused = await rows(connection, _LOCK_GATED, {"ids": delivery_ids})
+        values = {"ids": delivery_ids, "destination_ids": [row["id"] for row in paused]}
+        await connection.execute(_PARK, values)
+
+
+_LOCK_ADMITTED = sa.text("""
+SELECT id FROM destinations WHERE gated AND state <> 'paused'
+ORDER BY id LIMIT 1 OFFSET :skipped FOR NO KEY UPDATE SKIP LOCKED
+""")
+
+_ADMIT = sa.text("""
+WITH oldest AS (
+    SELECT id FROM deliveries WHERE parked AND destination_id = :destination_id
+    ORDER BY next_attempt_at LIMIT :batch FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE deliveries d SET parked = false, wake_at = greatest(d.next_attempt_at, now())
+FROM oldest WHERE d.id = oldest.id AND d.state = 'pending'
+RETURNING d.id
+""")
+
+_UNGATE = sa.text("""
+UPDATE destinations SET gated = false
+WHERE id = :destination_id AND NOT EXISTS (SELECT FROM deliveries WHERE parked AND destination_id = :destination_id)
+""")
+
+
+async def admit(ledger: Ledger, *, skipped: int = 0, batch: int = limits.PARK_BATCH) -> int | None:
+    """Let parked rows of one resumed destination flow again, oldest first; None when there is none.
+
+    Three statements under the destination's lock: `park` cannot slip a row in between the last
+    admission and the mark's going. `skipped` destinations are passed over, for those done already.
+    """
+    async with ledger.transaction() as connection:
+        found = await rows(connection, _LOCK_ADMITTED, {"skipped": skipped})
+        if not found:
+            return None
+        destination_id = found[0]["id"]
+        admitted = await rows(connection, _ADMIT, {"destination_id": destination_id, "batch": batch})
+        if len(admitted) < batch:
+            await connection.execute(_UNGATE, {"destination_id": destination_id})
+        return len(admitted)
+
+
+_BEAT = sa.text("""
+INSERT INTO workers (id) VALUES (:worker) ON CONFLICT (id) DO UPDATE SET heartbeat_at = now()
+""")
+_LEAVE = sa.text("DELETE FROM workers WHERE id = :worker")
+_FORGET = sa.text("DELETE FROM workers WHERE heartbeat_at < now() - interval '1 day'")
+
+
+async def beat(ledger: Ledger, worker: str) -> None:
+    """Say that the worker lives."""
+    async with ledger.statement() as connection:
+        await connection.execute(_BEAT, {"worker": worker})
+
+
+async def leave(ledger: Ledger, worker: str) -> None:
+    """Say that the worker is gone, having settled all its claims."""
+    async with ledger.statement() as connection:
+        await connection.execute(_LEAVE, {"worker": worker})
+
+
+async def forget_workers(ledger: Ledger) -> None:
+    """Drop the heartbeats of workers lost long ago."""
+    async with ledger.statement() as connection:
+        await connection.execute(_FORGET)
