@@ -33,3 +33,7 @@ class LedgerRefused(HookledgerError):
     def __init__(self, message: str, sqlstate: str) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+
+
+class KeyringError(HookledgerError):
+    """A signing secret cannot be opened: the keyring lacks its key, or the row was tampered with."""

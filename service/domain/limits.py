@@ -8,6 +8,7 @@ from typing import Final
 PAYLOAD_BYTES_MAX_DEFAULT: Final = 256 * 1024
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024  # what PAYLOAD_BYTES_MAX may be set to
 ENVELOPE_BYTES_MAX: Final = 64 * 1024  # a request body beyond its payload
+REQUEST_BYTES_MAX: Final = 1024 * 1024  # any request body but an intake: 10,000 ids fit
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 EVENT_ID_CHARS_MAX: Final = 255
 EVENT_TYPE_CHARS_MAX: Final = 255
@@ -56,6 +57,7 @@ HINT_IDS_MAX: Final = 50  # delivery ids in one arq job
 HINT_JOBS_MAX: Final = 400  # jobs waiting in Redis before the dispatcher holds back
 HINT_VISIBILITY_SECONDS_MAX: Final = 60.0
 HINT_PATIENCE_SECONDS: Final = 10.0  # how long a hint waits in a worker for a free slot
+HINTS_WAITING_MAX: Final = 10_000  # ids one process keeps while Redis is slow; the rest is left to the dispatcher
 
 # Group commit
 FLUSH_ROWS_MAX: Final = 200
@@ -74,3 +76,8 @@ REDRIVE_ITEMS_MAX: Final = 10_000
 REDRIVE_RATE_PER_SECOND_MAX: Final = 1_000
 REASON_CHARS_MAX: Final = 500
 DRY_RUN_SAMPLE: Final = 20
+
+# Keys
+KEY_CACHE_SECONDS: Final = 3.0  # how long a look-up is kept, and so how long a revoked key may still work
+KEY_CACHE_ENTRIES_MAX: Final = 10_000
+AD_HOC_CACHE_ENTRIES_MAX: Final = 10_000

@@ -47,7 +47,7 @@ class NewDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """A row of this flush became a delivery. `hintable`: due at once, at a destination that takes it."""
+    """A row of this flush became a delivery. `hintable`: due at once, at an active destination."""
 
     id: uuid.UUID
     created_at: dt.datetime
@@ -59,12 +59,19 @@ class Inserted:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What one flush wrote: the new deliveries, and the rows whose key is new, by the row's id."""
+
+    deliveries: dict[uuid.UUID, Inserted]
+    keyed: frozenset[uuid.UUID]
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What the ledger holds where a row of this flush did not become a delivery."""
 
     destination_state: str | None  # None: no such destination for this tenant
     key_fingerprint: bytes | None  # None: the key is not taken
-    key_delivery_id: uuid.UUID | None
     event_delivery_id: uuid.UUID | None  # None: the event is new
     event_payload_sha256: bytes | None
 
@@ -109,15 +116,15 @@ WITH input AS (
     FROM input JOIN new_identities ON delivery_id = id
     RETURNING id, created_at, next_attempt_at, deadline_at, attempts_max
 )
-SELECT n.*, i.destination_state, n.next_attempt_at <= now() AS due
-FROM new_deliveries n JOIN input i ON i.id = n.id
+SELECT i.id AS input_id, i.destination_state, n.*, n.next_attempt_at <= now() AS due
+FROM input i JOIN new_keys USING (tenant, key) LEFT JOIN new_deliveries n ON n.id = i.id
 """)
 
 
 async def insert_new(
     ledger: Ledger, batch: Sequence[NewDelivery], *, window_seconds: float, visibility_seconds: float
-) -> dict[uuid.UUID, Inserted]:
-    """Write every row of the batch whose key and event are new; commit; say which those were.
+) -> Written:
+    """Write every row of the batch whose key is new, as a delivery where the event is new too; commit.
 
     `batch` holds no (tenant, key) twice. Guards: the primary keys of `idempotency_keys` and
     `delivery_identities`. Due rows are not looked at by the dispatcher for `visibility_seconds`,
@@ -145,7 +152,7 @@ async def insert_new(
     }
     async with ledger.statement() as connection:
         written = await rows(connection, _INSERT, values)
-    return {
+    deliveries = {
         row["id"]: Inserted(
             id=row["id"],
             created_at=row["created_at"],
@@ -156,18 +163,19 @@ async def insert_new(
             paused=row["destination_state"] == "paused",
         )
         for row in written
+        if row["id"] is not None
     }
+    return Written(deliveries, frozenset(row["input_id"] for row in written))
 
 
 _STANDING = sa.text("""
-SELECT i.n, d.state AS destination_state, k.fingerprint AS key_fingerprint, ki.delivery_id AS key_delivery_id,
+SELECT i.n, d.state AS destination_state, k.fingerprint AS key_fingerprint,
     e.delivery_id AS event_delivery_id, e.payload_sha256 AS event_payload_sha256
 FROM unnest(
     CAST(:tenants AS text[]), CAST(:keys AS text[]), CAST(:destination_ids AS uuid[]), CAST(:event_ids AS text[])
 ) WITH ORDINALITY AS i(tenant, key, destination_id, event_id, n)
 LEFT JOIN destinations d ON d.id = i.destination_id AND d.tenant = i.tenant
 LEFT JOIN idempotency_keys k ON k.tenant = i.tenant AND k.key = i.key
-LEFT JOIN delivery_identities ki ON ki.destination_id = k.destination_id AND ki.event_id = k.event_id
 LEFT JOIN delivery_identities e ON d.id IS NOT NULL AND e.destination_id = i.destination_id AND e.event_id = i.event_id
 ORDER BY i.n
 """)
@@ -187,7 +195,6 @@ async def look_up(ledger: Ledger, batch: Sequence[NewDelivery]) -> list[Standing
         Standing(
             destination_state=row["destination_state"],
             key_fingerprint=row["key_fingerprint"],
-            key_delivery_id=row["key_delivery_id"],
             event_delivery_id=row["event_delivery_id"],
             event_payload_sha256=row["event_payload_sha256"],
         )

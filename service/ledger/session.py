@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -108,7 +108,7 @@ async def rows(connection: AsyncConnection, sql: sa.TextClause, values: Mapping[
 
 
 @contextlib.contextmanager
-def _counted() -> Any:
+def _counted() -> Iterator[None]:
     token = _open_here.set(_open_here.get() + 1)
     try:
         yield
@@ -117,7 +117,7 @@ def _counted() -> Any:
 
 
 @contextlib.contextmanager
-def _translated() -> Any:
+def _translated() -> Iterator[None]:
     """Turn the driver's failures into ours: by type and SQLSTATE, never by message."""
     try:
         yield

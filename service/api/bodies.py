@@ -1,0 +1,71 @@
+"""Bodies in and out: read within a limit, decoded once, with problems that point at the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from service.api.problems import FieldError, Problem, ProblemError, invalid, json_pointer
+from service.domain import limits
+
+T = TypeVar("T")
+
+_MSGSPEC_AT = re.compile(r"^(?P<detail>.*) - at `(?:key in )?(?P<path>\$[^`]*)`$", re.DOTALL)
+_JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE)
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """The body, refused with 415 when it is not JSON and with 413 before it is buffered."""
+    content_type = request.headers.get("content-type", "")
+    if not _JSON_TYPE.fullmatch(content_type.partition(";")[0].strip()):
+        raise ProblemError(Problem.UNSUPPORTED_MEDIA_TYPE, "send the body as application/json")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and (len(declared) > 15 or int(declared) > bytes_max):
+        raise _too_large(bytes_max)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+    return bytes(body)
+
+
+def _too_large(bytes_max: int) -> ProblemError:
+    # The rest of the body is not read, so the connection cannot be used again.
+    return ProblemError(Problem.TOO_LARGE, f"the body may hold {bytes_max} bytes", headers={"connection": "close"})
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The body as its schema. Raises a 422 with a pointer to the first field that is wrong."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        matched = _MSGSPEC_AT.match(str(error))
+        if matched is None:
+            raise invalid(FieldError("", str(error))) from None
+        raise invalid(FieldError(json_pointer(matched["path"]), matched["detail"])) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(FieldError("", f"the body is not JSON: {error}")) from None
+    except RecursionError:
+        raise invalid(FieldError("", "the body is nested too deeply")) from None
+
+
+async def read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body of anything but an intake: small."""
+    return decode(decoder, await read_body(request, limits.REQUEST_BYTES_MAX))
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def answer(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(_encoder.encode(body), status, headers, "application/json")
+
+
+def schema_of(kind: Any) -> dict[str, str]:
+    """The reference by which openapi.json names a body."""
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}

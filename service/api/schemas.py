@@ -1,0 +1,357 @@
+"""The API's bodies, each defined once: msgspec reads and writes them, and openapi.json is made from them.
+
+They are not tables. A payload is a `Raw`: its exact bytes are cut out of the request and never
+parsed into values. Unknown fields are refused; output objects always carry all their fields.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from service.domain import limits
+
+Aware = Annotated[dt.datetime, Meta(tz=True, description="RFC 3339, with a zone.")]
+Headers = Annotated[dict[str, str], Meta(description="Extra request headers.")]
+Timeout = Annotated[
+    float,
+    Meta(ge=limits.TIMEOUT_SECONDS_MIN, le=limits.TIMEOUT_SECONDS_MAX, description="One total deadline, in seconds."),
+]
+RuleStatus = Annotated[str, Meta(pattern="^[2-5][0-9][0-9]$")]
+Rules = Annotated[
+    dict[RuleStatus, Literal["success", "retryable", "throttled", "gone", "rejected"]],
+    Meta(max_length=limits.RESPONSE_RULES_MAX, description="What a status means at this destination."),
+]
+Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+Url = Annotated[str, Meta(min_length=1, max_length=limits.URL_CHARS_MAX)]
+Reason = Annotated[str, Meta(min_length=1, max_length=limits.REASON_CHARS_MAX, description="Recorded with the deed.")]
+Visible = Annotated[
+    str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$", description="Visible ASCII, 1-255 characters.")
+]
+
+
+class _In(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A body the client sends."""
+
+
+class _Out(Struct, frozen=True, kw_only=True):
+    """A body the service sends."""
+
+
+class DeliveryRequest(_In):
+    """One webhook to deliver. Exactly one of `destination_id` and `url`; of `payload` and `payload_base64`."""
+
+    destination_id: str | None = None
+    url: Url | None = None
+    event_id: Visible | None = None
+    event_type: Visible | None = None
+    payload: Raw | UnsetType = UNSET
+    payload_base64: str | None = None
+    content_type: Annotated[str, Meta(min_length=1, max_length=limits.CONTENT_TYPE_CHARS_MAX)] | None = None
+    headers: Headers | None = None
+    deliver_at: Aware | None = None
+    delay_seconds: Annotated[float, Meta(ge=0, le=limits.DELAY_SECONDS_MAX)] | None = None
+    deadline_at: Aware | None = None
+    deadline_seconds: Annotated[float, Meta(ge=1, le=limits.DEADLINE_SECONDS_MAX)] | None = None
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Meta(min_length=1, max_length=limits.METADATA_KEY_CHARS_MAX)],
+                Annotated[str, Meta(max_length=limits.METADATA_VALUE_CHARS_MAX)],
+            ],
+            Meta(max_length=limits.METADATA_ENTRIES_MAX, description="Small, searchable, never sent."),
+        ]
+        | None
+    ) = None
+
+
+class AttemptView(_Out):
+    """One HTTP try. Under way: `completed_at` is null."""
+
+    number: int
+    trigger: str
+    scheduled_at: dt.datetime
+    started_at: dt.datetime
+    completed_at: dt.datetime | None
+    outcome: str | None
+    phase: str | None
+    status_code: int | None
+    error: str | None
+    latency_ms: int | None
+    response_excerpt: str | None
+    late_result: dict[str, object] | None
+
+
+class DeliverySummary(_Out):
+    """A delivery without its attempts."""
+
+    id: str
+    destination_id: str
+    event_id: str
+    event_type: str | None
+    state: Literal["pending", "delivering", "delivered", "ambiguous", "dead", "cancelled"]
+    attempt_count: int
+    max_attempts: int
+    redrive_count: int
+    next_attempt_at: dt.datetime | None
+    deadline_at: dt.datetime
+    created_at: dt.datetime
+    completed_at: dt.datetime | None
+    last_outcome: str | None
+    last_status_code: int | None
+    last_error: str | None
+    dead_reason: str | None
+    may_have_been_delivered: bool
+    payload_bytes: int
+    payload_sha256: str
+    metadata: dict[str, str]
+    duplicate: bool
+    waiting_for: Literal["schedule", "backoff", "paused", "worker"] | None
+
+
+class DeliveryView(DeliverySummary):
+    """A delivery with its attempts, oldest first."""
+
+    attempts: list[AttemptView]
+
+
+class DeliveryPage(_Out):
+    """Newest first. `next_cursor` is null at the end, and only there."""
+
+    items: list[DeliverySummary]
+    next_cursor: str | None
+
+
+class RetrySpec(_In):
+    """When to try again: an explicit schedule, or doubling from `base_seconds` up to `cap_seconds`."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=limits.ATTEMPTS_MAX)] | None = None
+    deadline_seconds: Annotated[int, Meta(ge=1, le=limits.DEADLINE_SECONDS_MAX)] | None = None
+    schedule_seconds: (
+        Annotated[
+            list[Annotated[float, Meta(gt=0, le=limits.RETRY_DELAY_SECONDS_MAX)]],
+            Meta(min_length=1, max_length=limits.ATTEMPTS_MAX),
+        ]
+        | None
+    ) = None
+    base_seconds: Annotated[float, Meta(ge=0.1, le=limits.RETRY_DELAY_SECONDS_MAX)] | None = None
+    cap_seconds: Annotated[float, Meta(ge=0.1, le=limits.RETRY_DELAY_SECONDS_MAX)] | None = None
+
+
+class DestinationRequest(_In):
+    """A destination to create. The signing secret is made by the service unless one is brought along."""
+
+    url: Url
+    name: Name | None = None
+    owner: Name | None = None
+    headers: Headers | None = None
+    timeout_seconds: Timeout = limits.TIMEOUT_SECONDS_DEFAULT
+    retry: RetrySpec | None = None
+    on_ambiguous: Literal["retry", "hold"] = "retry"
+    response_rules: Rules | None = None
+    secret: Annotated[str, Meta(max_length=128, description="`whsec_…`, to keep one that receivers know.")] | None = None
+
+
+class DestinationPatch(_In):
+    """What to change; fields left out stay."""
+
+    url: Url | UnsetType = UNSET
+    name: Name | UnsetType = UNSET
+    owner: Name | None | UnsetType = UNSET
+    headers: Headers | UnsetType = UNSET
+    timeout_seconds: Timeout | UnsetType = UNSET
+    retry: RetrySpec | UnsetType = UNSET
+    on_ambiguous: Literal["retry", "hold"] | UnsetType = UNSET
+    response_rules: Rules | UnsetType = UNSET
+
+
+class RetryView(_Out):
+    """The retry policy in force."""
+
+    max_attempts: int
+    deadline_seconds: int
+    schedule_seconds: list[float] | None
+    base_seconds: float
+    cap_seconds: float
+
+
+class DestinationView(_Out):
+    """A destination. Its secret is shown once, in the answer that created it."""
+
+    id: str
+    name: str
+    url: str
+    owner: str | None
+    state: Literal["active", "paused", "disabled"]
+    disabled_reason: str | None
+    ad_hoc: bool
+    headers: dict[str, str]
+    timeout_seconds: float
+    retry: RetryView
+    on_ambiguous: str
+    response_rules: dict[str, str]
+    created_at: dt.datetime
+    updated_at: dt.datetime
+
+
+class CreatedDestination(DestinationView):
+    """The answer to a creation: the only time the secret is told."""
+
+    secret: str
+
+
+class DestinationPage(_Out):
+    """Newest first."""
+
+    items: list[DestinationView]
+    next_cursor: str | None
+
+
+class ResolveRequest(_In):
+    """What an operator found out about an ambiguous delivery."""
+
+    as_: Literal["delivered", "retry", "dead"] = msgspec.field(name="as")
+    note: Reason
+
+
+class DeadLetter(_Out):
+    """One entry of the dead-letter queue."""
+
+    delivery_id: str
+    destination_id: str
+    destination_name: str
+    owner: str | None
+    event_id: str
+    event_type: str | None
+    reason: str
+    last_outcome: str | None
+    last_status_code: int | None
+    last_error: str | None
+    attempt_count: int
+    first_attempt_at: dt.datetime | None
+    last_attempt_at: dt.datetime | None
+    dead_at: dt.datetime
+    may_have_been_delivered: bool
+    redrive_count: int
+
+
+class DeadLetterPage(_Out):
+    """Latest dead first."""
+
+    items: list[DeadLetter]
+    next_cursor: str | None
+
+
+class DeadLetterCount(_Out):
+    """How many died at one destination for one reason."""
+
+    destination_id: str
+    destination_name: str
+    owner: str | None
+    reason: str
+    count: int
+    oldest_dead_at: dt.datetime
+
+
+class DeadLetterSummary(_Out):
+    """The dead-letter queue in numbers."""
+
+    total: int
+    oldest_dead_at: dt.datetime | None
+    oldest_age_seconds: float | None
+    groups: list[DeadLetterCount]
+
+
+class DeadLetterFilter(_In):
+    """Which dead deliveries. A filter that names nothing is refused."""
+
+    destination_id: str | None = None
+    reason: str | None = None
+    outcome: str | None = None
+    event_type: Visible | None = None
+    dead_after: Aware | None = None
+    dead_before: Aware | None = None
+
+
+class RedriveRequest(_In):
+    """Put dead deliveries back: by ids, or by a filter with a limit."""
+
+    reason: Reason
+    delivery_ids: Annotated[list[str], Meta(min_length=1, max_length=limits.REDRIVE_ITEMS_MAX)] | None = None
+    filter: DeadLetterFilter | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
+    dry_run: bool = False
+    rate_per_second: Annotated[float, Meta(gt=0, le=limits.REDRIVE_RATE_PER_SECOND_MAX)] | None = None
+    stop_after_same_reason: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
+
+
+class RedriveView(_Out):
+    """A redrive and how it fares."""
+
+    id: str
+    state: Literal["running", "completed", "stopped", "cancelled"]
+    actor: str
+    reason: str
+    selected: int
+    requeued: int
+    skipped: int
+    delivered: int
+    dead_again: int
+    outcomes: dict[str, int]
+    skipped_because: dict[str, int]
+    rate_per_second: float | None
+    stop_after_same_reason: int | None
+    stopped_because: str | None
+    created_at: dt.datetime
+    completed_at: dt.datetime | None
+
+
+class RedriveDryRun(_Out):
+    """What a redrive would take; nothing was changed."""
+
+    dry_run: bool
+    selected: int
+    sample: list[DeadLetter]
+
+
+class RedrivePage(_Out):
+    """Newest first."""
+
+    items: list[RedriveView]
+    next_cursor: str | None
+
+
+class DiscardRequest(_In):
+    """Cancel dead deliveries for good: by ids, or by a filter with a limit."""
+
+    reason: Reason
+    delivery_ids: Annotated[list[str], Meta(min_length=1, max_length=limits.REDRIVE_ITEMS_MAX)] | None = None
+    filter: DeadLetterFilter | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
+    dry_run: bool = False
+
+
+class DiscardView(_Out):
+    """How many were selected, and cancelled."""
+
+    dry_run: bool
+    selected: int
+    discarded: int
+
+
+class Health(_Out):
+    """The process turns."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class Readiness(_Out):
+    """Whether requests can be answered. Redis counts as degraded, never as down."""
+
+    status: Literal["ready", "degraded", "not_ready"]
+    ledger: str
+    queue: str

@@ -1,0 +1,275 @@
+"""STORY deliver: claim → send → classify → decide → settle.
+
+The claim is committed before a byte is sent, and the outcome before the hint is acknowledged. No
+ledger connection is held while a request is under way, and nothing waits on a running lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from service.domain import limits, signing
+from service.domain.delivery import Bury, Complete, DeadReason
+from service.domain.ids import Prefix, to_typeid
+from service.domain.outcome import Exchange, Fault, Outcome, Phase, classify
+from service.domain.retry import decide
+from service.errors import KeyringError, LedgerRefused, LedgerUnavailable
+from service.keyring import Keyring
+from service.ledger import attempting, destinations
+from service.ledger.attempting import Claim, Settlement
+from service.ledger.audit import Deed
+from service.ledger.coalesce import Coalescer
+from service.ledger.session import Ledger, transactions_open
+from service.ports import Clock, OutboundRequest, Sender
+from service.slots import Slots
+from service.telemetry import events
+from service.telemetry.logging import log
+from service.version import USER_AGENT
+
+# Between two tries to write an outcome while the ledger is away; the lease bounds how long.
+_SETTLE_PAUSE_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What limits one worker."""
+
+    slots_count: int
+    lease_margin_seconds: float
+    claim_young_seconds: float = limits.CLAIM_YOUNG_SECONDS
+    patience_seconds: float = limits.HINT_PATIENCE_SECONDS
+
+
+class Deliverer:
+    """One worker's attempts. `worker` is its name in the ledger; `jitter` is uniform in [0, 1)."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sender: Sender,
+        keyring: Keyring,
+        clock: Clock,
+        bounds: Bounds,
+        *,
+        worker: str,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._ledger = ledger
+        self._sender = sender
+        self._keyring = keyring
+        self._clock = clock
+        self._bounds = bounds
+        self._worker = worker
+        self._jitter = jitter
+        self._slots = Slots(bounds.slots_count)
+        self._settles: Coalescer[Settlement, bool] = Coalescer(self._settle_batch)
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many attempts are under way."""
+        return len(self._attempts)
+
+    async def deliver(self, delivery_ids: Sequence[uuid.UUID]) -> None:
+        """Attempt those of the ids that are due, as slots become free; return when all are settled.
+
+        Ids that find no slot within the patience are left: the dispatcher hints them again.
+        """
+        started: list[asyncio.Task[None]] = []
+        remaining = list(dict.fromkeys(delivery_ids))
+        while remaining and not self._stopping:
+            taken = await self._slots.take(len(remaining), self._bounds.patience_seconds)
+            if not taken:
+                break
+            chosen, remaining = remaining[:taken], remaining[taken:]
+            started += await self._claim_and_start(chosen)
+        if started:
+            await asyncio.wait(started)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Claim no more, let attempts finish within the grace, then break off what is left."""
+        self._stopping = True
+        if self._attempts:
+            _, late = await asyncio.wait(set(self._attempts), timeout=grace_seconds)
+            for attempt in late:
+                attempt.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    async def _claim_and_start(self, delivery_ids: Sequence[uuid.UUID]) -> list[asyncio.Task[None]]:
+        """Claim within slots that were taken; give back those that no claim fills."""
+        asked_at = self._clock.monotonic()
+        claims: list[Claim] = []
+        try:
+            claims = await attempting.claim(
+                self._ledger,
+                delivery_ids,
+                worker=self._worker,
+                lease_margin_seconds=self._bounds.lease_margin_seconds,
+            )
+        except LedgerUnavailable as error:
+            # Whether the claim took effect is not known; if so, its lease ends and it is rescued unsent.
+            log.warning(events.CLAIM_FAILED, deliveries_count=len(delivery_ids), error=str(error))
+        finally:
+            self._slots.give(len(delivery_ids) - len(claims))
+        return [self._start(claim, asked_at) for claim in claims]
+
+    def _start(self, claim: Claim, asked_at: float) -> asyncio.Task[None]:
+        # A task of its own: a cancelled hint must not take a request that is under way with it.
+        attempt = asyncio.create_task(self._attempt(claim, asked_at))
+        self._attempts.add(attempt)
+        attempt.add_done_callback(self._attempts.discard)
+        attempt.add_done_callback(lambda _: self._slots.give(1))
+        return attempt
+
+    async def _attempt(self, claim: Claim, asked_at: float) -> None:
+        """One attempt, whole. `asked_at` is when the claim was asked for: the lease is no older."""
+        exchange = await self._send(claim, asked_at)
+        outcome = classify(exchange, claim.response_rules)
+        decision = decide(
+            outcome,
+            exchange,
+            claim.policy,
+            claim.budget,
+            now=claim.claimed_at + dt.timedelta(seconds=self._clock.monotonic() - asked_at),
+            wall_now=self._clock.now(),
+            jitter=self._jitter(),
+        )
+        settlement = Settlement(
+            delivery_id=claim.delivery_id,
+            number=claim.budget.number,
+            scheduled_at=claim.scheduled_at,
+            claimed_at=claim.claimed_at,
+            trigger=claim.trigger,
+            worker=self._worker,
+            outcome=outcome,
+            decision=decision,
+            exchange=exchange,
+        )
+        await asyncio.shield(self._settle(claim, settlement, settle_until=asked_at + claim.lease_seconds))
+
+    async def _send(self, claim: Claim, asked_at: float) -> Exchange:
+        assert transactions_open() == 0, "no ledger connection is held across a request"
+        try:
+            request = self._request(claim)
+        except KeyringError as error:
+            log.error(events.SECRET_UNREADABLE, destination_id=str(claim.destination_id), error=str(error))
+            return Exchange(Phase.NOT_SENT, 0, fault=Fault.INTERNAL, error=str(error))
+        if self._stopping:
+            return Exchange(Phase.NOT_SENT, 0, fault=Fault.SHUTDOWN, error="the worker is stopping")
+        if self._clock.monotonic() - asked_at > self._bounds.claim_young_seconds:
+            # We were paused: the lease may have been given to another worker by now.
+            log.warning(events.ATTEMPT_UNSENT, delivery_id=str(claim.delivery_id), attempt=claim.budget.number)
+            return Exchange(Phase.NOT_SENT, 0, fault=Fault.INTERNAL, error="the worker was paused before sending")
+        try:
+            return await self._sender.send(request)
+        except asyncio.CancelledError:
+            # Broken off at the end of the grace: how far it came is not known, and is not guessed.
+            return Exchange(Phase.WRITTEN, 0, fault=Fault.SHUTDOWN, error="broken off by the worker's stop")
+
+    def _request(self, claim: Claim) -> OutboundRequest:
+        """The request of this attempt: the accepted bytes, this moment's timestamp, the current secrets."""
+        webhook_id = to_typeid(Prefix.DELIVERY, claim.delivery_id)
+        timestamp = int(self._clock.now().timestamp())
+        keys = [
+            self._keyring.decrypt(secret.ciphertext, tenant=claim.tenant, destination_id=claim.destination_id)
+            for secret in claim.secrets[: limits.SECRETS_MAX]
+        ]
+        ours = {
+            "content-type": claim.content_type,
+            "user-agent": USER_AGENT,
+            "webhook-id": webhook_id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signing.sign(webhook_id, timestamp, claim.body, keys),
+            "idempotency-key": webhook_id,
+            "hookledger-event-id": claim.event_id,
+            "hookledger-attempt": str(claim.budget.number),
+        }
+        if claim.event_type is not None:
+            ours["hookledger-event-type"] = claim.event_type
+        # Ours win over the delivery's, and those over the destination's, whatever their case.
+        merged = {name.lower(): (name, value) for name, value in claim.destination_headers.items()}
+        merged |= {name.lower(): (name, value) for name, value in claim.headers.items()}
+        merged |= {name: (name, value) for name, value in ours.items()}
+        return OutboundRequest(
+            url=claim.url,
+            headers=list(merged.values()),
+            body=claim.body,
+            timeout_seconds=claim.timeout_seconds,
+            pool_key=str(claim.destination_id),
+        )
+
+    async def _settle(self, claim: Claim, settlement: Settlement, *, settle_until: float) -> None:
+        """Write the outcome, for as long as the lease lasts; then the rescue calls it unknown."""
+        moved = await self._until(settle_until, settlement, self._settles.submit)
+        if moved is False:
+            confirmed = await self._until(settle_until, settlement, self._settle_late)
+            log.warning(events.ATTEMPT_FENCED, **_wide(claim, settlement), confirmed=bool(confirmed))
+        elif moved is None:
+            log.error(events.ATTEMPT_NOT_SETTLED, **_wide(claim, settlement))
+        else:
+            log.info(events.ATTEMPT_SETTLED, **_wide(claim, settlement))
+            if settlement.decision == Bury(DeadReason.GONE):
+                await self._disable(claim)
+
+    async def _until(
+        self, settle_until: float, settlement: Settlement, write: Callable[[Settlement], "asyncio.Future[bool]"]
+    ) -> bool | None:
+        """Retry a write while the ledger is away; None when the time is over."""
+        while True:
+            try:
+                return await write(settlement)
+            except LedgerUnavailable as error:
+                log.warning(events.SETTLE_RETRIED, delivery_id=str(settlement.delivery_id), error=str(error))
+            except LedgerRefused as error:
+                log.error(events.SETTLE_RETRIED, delivery_id=str(settlement.delivery_id), error=str(error))
+                return None
+            if self._clock.monotonic() > settle_until:
+                return None
+            await asyncio.sleep(_SETTLE_PAUSE_SECONDS)
+
+    async def _settle_batch(self, batch: Sequence[Settlement]) -> list[bool]:
+        moved = await attempting.settle(self._ledger, batch)
+        return [settlement.delivery_id in moved for settlement in batch]
+
+    async def _settle_late(self, settlement: Settlement) -> bool:
+        return await attempting.settle_late(self._ledger, settlement)
+
+    async def _disable(self, claim: Claim) -> None:
+        """410: the receiver wants no more, so the destination takes no more until someone enables it."""
+        deed = Deed(
+            tenant=claim.tenant,
+            actor="worker",
+            action="destination.disable",
+            subject=to_typeid(Prefix.DESTINATION, claim.destination_id),
+            reason="the receiver answered 410 Gone",
+        )
+        try:
+            if await destinations.disable(self._ledger, deed, claim.destination_id):
+                log.warning(events.DESTINATION_DISABLED, destination_id=deed.subject, reason=deed.reason)
+        except LedgerUnavailable as error:
+            # The next delivery will be answered 410 as well and tries again.
+            log.warning(events.DESTINATION_DISABLED, destination_id=deed.subject, error=str(error))
+
+
+def _wide(claim: Claim, settlement: Settlement) -> dict[str, object]:
+    """The one wide line of an attempt."""
+    exchange = settlement.exchange
+    return {
+        "delivery_id": to_typeid(Prefix.DELIVERY, claim.delivery_id),
+        "destination_id": to_typeid(Prefix.DESTINATION, claim.destination_id),
+        "tenant": claim.tenant,
+        "attempt": settlement.number,
+        "outcome": settlement.outcome.value,
+        "decision": type(settlement.decision).__name__.lower(),
+        "phase": exchange.phase.value if exchange else None,
+        "status_code": exchange.status_code if exchange else None,
+        "error": exchange.error if exchange else None,
+        "latency_ms": exchange.latency_ms if exchange else None,
+    }

@@ -1,0 +1,194 @@
+"""STORY dispatch: due, rescue, broker loss, admission, redrives — one bounded pass each.
+
+The dispatcher repairs what hints, workers and Redis lose, so it depends on none of them: every step
+reads the ledger, is bounded, and is safe to run twice at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from service import redrive
+from service.domain import limits
+from service.domain.delivery import Decision
+from service.domain.ids import Prefix, to_typeid
+from service.domain.outcome import Outcome
+from service.domain.retry import decide_lost
+from service.errors import LedgerUnavailable, QueueUnavailable
+from service.ledger import attempting, dispatching, partitions
+from service.ledger.attempting import Settlement
+from service.ledger.dispatching import LostClaim
+from service.ledger.session import Ledger
+from service.ports import Clock, HintQueue
+from service.telemetry import events
+from service.telemetry.logging import log
+
+_PARTITIONS_EVERY_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """The dispatcher's times, in seconds."""
+
+    visibility_seconds: float
+    stale_seconds: float
+
+
+class Dispatcher:
+    """One process's passes. Any number may run."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        queue: HintQueue,
+        clock: Clock,
+        rhythm: Rhythm,
+        *,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._ledger = ledger
+        self._queue = queue
+        self._clock = clock
+        self._rhythm = rhythm
+        self._jitter = jitter
+        self._queue_was_up = True
+        self._housekept_at = float("-inf")
+
+    async def run_pass(self) -> bool:
+        """One pass of every step; answers whether a step was left with more to do.
+
+        The steps do not depend on each other: with Redis down, rescue and admission go on.
+        """
+        more = [
+            await self._step(step)
+            for step in (self._broker_loss, self._due, self._rescue, self._admit, self._redrive, self._keep_house)
+        ]
+        return any(more)
+
+    async def _step(self, step: Callable[[], Awaitable[bool]]) -> bool:
+        try:
+            return await step()
+        except LedgerUnavailable as error:
+            log.warning(events.DISPATCH_FAILED, step=step.__name__, error=str(error))
+        except QueueUnavailable as error:
+            if self._queue_was_up:
+                log.warning(events.QUEUE_DOWN, error=str(error))
+            self._queue_was_up = False
+        return False
+
+    async def _broker_loss(self) -> bool:
+        """When Redis lost its contents, hint again at once what was hinted and not claimed.
+
+        The marker is set last: a dispatcher that dies in between does it all again, which is harmless.
+        """
+        if not await self._queue.epoch_lost():
+            if not self._queue_was_up:
+                log.info(events.QUEUE_BACK)
+            self._queue_was_up = True
+            return False
+        woken_count = 0
+        for _ in range(limits.PASS_ROUNDS_MAX):
+            batch_count = await dispatching.wake_hinted(self._ledger)
+            woken_count += batch_count
+            if batch_count < limits.DUE_BATCH:
+                await self._queue.mark_epoch()
+                self._queue_was_up = True
+                log.warning(events.BROKER_LOST, deliveries_count=woken_count)
+                return woken_count > 0
+        return True
+
+    async def _due(self) -> bool:
+        """Hint what is due, as far as the queue has room; expire and park what may not be sent."""
+        for _ in range(limits.PASS_ROUNDS_MAX):
+            depth = await self._queue.depth()
+            room = (limits.HINT_JOBS_MAX - depth) * limits.HINT_IDS_MAX
+            if room <= 0:
+                return False
+            batch = min(limits.DUE_BATCH, room)
+            due = await dispatching.take_due(
+                self._ledger, visibility_seconds=visibility_seconds(self._rhythm.visibility_seconds, depth), batch=batch
+            )
+            if due.to_park:
+                await dispatching.park(self._ledger, due.to_park)
+            for delivery_id, reason in due.expired:
+                log.info(events.DELIVERY_EXPIRED, delivery_id=to_typeid(Prefix.DELIVERY, delivery_id), reason=reason)
+            if due.to_hint:
+                await self._queue.hint(due.to_hint)
+                log.debug(events.DISPATCH_HINTED, deliveries_count=len(due.to_hint))
+            if due.rows_count < batch:
+                return False
+        return True
+
+    async def _rescue(self) -> bool:
+        """Settle the claims that nobody will settle: as unknown, never as failed."""
+        lost = await dispatching.find_lost(self._ledger, stale_seconds=self._rhythm.stale_seconds)
+        settlements = [self._lost_settlement(claim) for claim in lost]
+        if settlements:
+            moved = await attempting.settle(self._ledger, settlements)
+            for settlement in settlements:
+                if settlement.delivery_id in moved:
+                    log.warning(
+                        events.CLAIM_RESCUED,
+                        delivery_id=to_typeid(Prefix.DELIVERY, settlement.delivery_id),
+                        attempt=settlement.number,
+                        worker=settlement.worker,
+                        decision=type(settlement.decision).__name__.lower(),
+                    )
+        return len(lost) == limits.RESCUE_BATCH
+
+    def _lost_settlement(self, claim: LostClaim) -> Settlement:
+        decision: Decision = decide_lost(claim.policy, claim.budget, now=claim.row["now"], jitter=self._jitter())
+        return Settlement(
+            delivery_id=claim.delivery_id,
+            number=claim.budget.number,
+            scheduled_at=claim.row["next_attempt_at"],
+            claimed_at=claim.row["claimed_at"],
+            trigger=claim.row["next_trigger"],
+            worker=claim.row["worker"],
+            outcome=Outcome.UNKNOWN,
+            decision=decision,
+            exchange=None,
+            crashed_claims=claim.budget.crashed_claims + 1,
+        )
+
+    async def _admit(self) -> bool:
+        """Let the parked rows of resumed destinations flow again, a batch of each in turn."""
+        skipped = 0
+        for _ in range(limits.PASS_ROUNDS_MAX):
+            admitted = await dispatching.admit(self._ledger, skipped=skipped)
+            if admitted is None:
+                return False
+            # A destination that has more keeps its mark; the next one gets its turn first.
+            skipped += admitted == limits.PARK_BATCH
+        return True
+
+    async def _redrive(self) -> bool:
+        return await redrive.step(self._ledger)
+
+    async def _keep_house(self) -> bool:
+        """Once an hour: partitions ahead of time, workers lost long ago."""
+        now = self._clock.monotonic()
+        if now - self._housekept_at < _PARTITIONS_EVERY_SECONDS:
+            return False
+        made = await partitions.ensure_ahead(self._ledger, self._clock.now())
+        await dispatching.forget_workers(self._ledger)
+        self._housekept_at = now
+        if made:
+            log.info(events.PARTITIONS_MADE, partitions=made)
+        return False
+
+
+def visibility_seconds(base_seconds: float, jobs_waiting_count: int) -> float:
+    """How long a hint may take before it is given again: longer, the longer the queue is.
+
+    A backlog is not hinted again and again while it waits its turn; a short queue repairs a lost
+    hint within `base_seconds`.
+    """
+    return min(limits.HINT_VISIBILITY_SECONDS_MAX, base_seconds + jobs_waiting_count * _SECONDS_PER_JOB)
+
+
+# A worker takes a job of 50 in well under this; counting too long costs latency only after a loss.
+_SECONDS_PER_JOB = 0.1
+

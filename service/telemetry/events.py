@@ -1,0 +1,31 @@
+"""The names of log events, each written in one place. An event has one name and one meaning."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ATTEMPT_SETTLED: Final = "attempt.settled"
+ATTEMPT_FENCED: Final = "attempt.fenced"  # a zombie's settlement changed nothing
+ATTEMPT_UNSENT: Final = "attempt.unsent"  # the claim was no longer young when the first byte was due
+ATTEMPT_NOT_SETTLED: Final = "attempt.not_settled"  # the ledger stayed away until the lease ended
+SETTLE_RETRIED: Final = "settle.retried"
+SECRET_UNREADABLE: Final = "secret.unreadable"
+DELIVERY_DUPLICATE: Final = "delivery.duplicate"
+DELIVERY_EXPIRED: Final = "delivery.expired"
+DESTINATION_DISABLED: Final = "destination.disabled"
+HINT_LOST: Final = "hint.lost"
+CLAIM_FAILED: Final = "claim.failed"
+HEARTBEAT_MISSED: Final = "heartbeat.missed"
+DISPATCH_FAILED: Final = "dispatch.failed"
+DISPATCH_HINTED: Final = "dispatch.hinted"
+CLAIM_RESCUED: Final = "claim.rescued"
+BROKER_LOST: Final = "broker.lost"  # Redis lost its contents: everything due is hinted again
+QUEUE_DOWN: Final = "queue.down"
+QUEUE_BACK: Final = "queue.back"
+QUEUE_EVICTS: Final = "queue.evicts"  # Redis may drop hints under memory pressure; set noeviction
+REDRIVE_STEPPED: Final = "redrive.stepped"
+PARTITIONS_MADE: Final = "partitions.made"
+REQUEST_FAILED: Final = "request.failed"
+STARTED: Final = "process.started"
+STOPPING: Final = "process.stopping"
+STOPPED: Final = "process.stopped"

@@ -1,0 +1,38 @@
+"""Logs: one JSON object per line, ids bound as fields, never a payload, secret or URL query."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("hookledger")
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(role: str, *, log_format: str, log_level: str) -> None:
+    """Set up this process's logging, once, at its start. Everything goes to stderr."""
+    level = _LEVELS[log_level]
+    renderer: Any = (
+        structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(role=role)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+    # httpx's INFO line prints the URL with its credentials; arq's tells each job twice.
+    for name in ("httpx", "httpcore", "arq", "uvicorn.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,91 @@
+"""The worker process: hints in, attempts out, a heartbeat beside them.
+
+The attempts outlive everything around them: a lost Redis, a cancelled job and the first half of a
+stop end the taking of hints, never a request that is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import uvloop
+
+from service import bootstrap
+from service.deliver import Deliverer
+from service.domain import limits
+from service.errors import LedgerUnavailable, QueueUnavailable
+from service.ledger import dispatching
+from service.ledger.session import Ledger
+from service.queue.arq_queue import run_worker
+from service.settings import Settings
+from service.telemetry import events
+from service.telemetry.logging import configure, log
+
+_QUEUE_PAUSE_SECONDS = 0.5
+
+
+def run(settings: Settings) -> None:
+    """Work until SIGTERM or SIGINT. Raises StartError."""
+    configure("worker", log_format=settings.log_format, log_level=settings.log_level)
+    uvloop.run(_work(settings))
+
+
+async def _work(settings: Settings) -> None:
+    ledger = bootstrap.ledger_of(settings, "worker")
+    await bootstrap.require_ready_ledger(ledger)
+    worker = bootstrap.worker_name()
+    deliverer, sender = bootstrap.deliverer_of(settings, ledger, worker)
+    stopping = asyncio.Event()
+    bootstrap.stop_on_signals(stopping.set)
+    await _beat_once(ledger, worker)
+    beating = asyncio.create_task(_beat(ledger, worker, settings.heartbeat_seconds))
+    taking = asyncio.create_task(_take_hints(settings, deliverer))
+    log.info(events.STARTED, worker=worker, slots=settings.worker_slots)
+    await asyncio.wait({taking, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    if taking.done():
+        taking.result()  # it only ends by a bug of ours: say so and let the supervisor start anew
+    log.info(events.STOPPING, in_flight_count=deliverer.in_flight_count)
+    await deliverer.stop(settings.worker_grace_seconds)
+    for task in (taking, beating):
+        task.cancel()
+    await asyncio.gather(taking, beating, return_exceptions=True)
+    with contextlib.suppress(LedgerUnavailable):
+        await dispatching.leave(ledger, worker)
+    await sender.close()
+    await ledger.close()
+    log.info(events.STOPPED)
+
+
+async def _take_hints(settings: Settings, deliverer: Deliverer) -> None:
+    """Take hints for as long as the process lives; a Redis that went is waited for."""
+    down = False
+    while True:
+        try:
+            await run_worker(
+                settings.redis_url.get_secret_value(),
+                deliverer.deliver,
+                jobs_max=settings.worker_slots,
+                job_timeout_seconds=limits.TIMEOUT_SECONDS_MAX
+                + settings.lease_margin_seconds
+                + limits.HINT_PATIENCE_SECONDS
+                + 30.0,
+            )
+        except QueueUnavailable as error:
+            if not down:
+                log.warning(events.QUEUE_DOWN, error=str(error))
+            down = True
+            await asyncio.sleep(_QUEUE_PAUSE_SECONDS)
+
+
+async def _beat(ledger: Ledger, worker: str, every_seconds: float) -> None:
+    while True:
+        await asyncio.sleep(every_seconds)
+        await _beat_once(ledger, worker)
+
+
+async def _beat_once(ledger: Ledger, worker: str) -> None:
+    try:
+        await dispatching.beat(ledger, worker)
+    except LedgerUnavailable as error:
+        log.warning(events.HEARTBEAT_MISSED, error=str(error))
