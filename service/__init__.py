@@ -1,0 +1,1 @@
+"""Hookledger: a webhook sender whose ledger is the truth."""

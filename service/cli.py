@@ -174,10 +174,12 @@ def create_key(
 def list_keys() -> None:
     """List the API keys, without their secrets."""
     settings = load_settings()
+    from service.domain.ids import Prefix, to_typeid
     from service.keys import list_keys as all_keys
 
     for key in all_keys(settings):
-        typer.echo(key)
+        state = "alive" if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}"
+        typer.echo(f"{to_typeid(Prefix.KEY, key.id)}  {key.created_at:%Y-%m-%d}  {state:<18}  {key.name}")
 
 
 @keys.command("revoke")
@@ -186,7 +188,8 @@ def revoke_key(key_id: Annotated[str, typer.Argument(help="The key's id, as `key
     settings = load_settings()
     from service.keys import revoke
 
-    revoke(settings, key_id)
+    if not revoke(settings, key_id):
+        raise StartError("There is no such key, or it was revoked before.")
 
 
 @keys.command("keyring")

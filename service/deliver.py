@@ -10,13 +10,13 @@ import asyncio
 import datetime as dt
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from service.domain import limits, signing
-from service.domain.delivery import Bury, Complete, DeadReason
+from service.domain.delivery import Bury, DeadReason
 from service.domain.ids import Prefix, to_typeid
-from service.domain.outcome import Exchange, Fault, Outcome, Phase, classify
+from service.domain.outcome import Exchange, Fault, Phase, classify
 from service.domain.retry import decide
 from service.errors import KeyringError, LedgerRefused, LedgerUnavailable
 from service.keyring import Keyring
@@ -219,7 +219,7 @@ class Deliverer:
                 await self._disable(claim)
 
     async def _until(
-        self, settle_until: float, settlement: Settlement, write: Callable[[Settlement], "asyncio.Future[bool]"]
+        self, settle_until: float, settlement: Settlement, write: Callable[[Settlement], Awaitable[bool]]
     ) -> bool | None:
         """Retry a write while the ledger is away; None when the time is over."""
         while True:

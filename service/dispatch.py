@@ -191,4 +191,3 @@ def visibility_seconds(base_seconds: float, jobs_waiting_count: int) -> float:
 
 # A worker takes a job of 50 in well under this; counting too long costs latency only after a loss.
 _SECONDS_PER_JOB = 0.1
-

@@ -27,7 +27,6 @@ BACKOFF_FIRST_SECONDS: Final = 0.2
 BACKOFF_MAX_SECONDS: Final = 10.0
 HEALTHY_SECONDS: Final = 30.0  # whoever ran this long starts over with the shortest pause
 LOOP_SECONDS: Final = 5.0  # the loop's longest sleep, should a wake-up ever be lost
-SPOKEN_EXIT_CODES: Final = (1, 2)  # StartError and settings: the process has said what is wrong
 # Log events, beside those of `telemetry.events`, which is not imported until there is something to say.
 ENDED: Final = "process.ended"
 RESTARTED: Final = "process.restarted"
@@ -39,13 +38,24 @@ class Part(Protocol):
     """What is kept running: a role, or an embedded server."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What logs call it."""
+        ...
+
     @property
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        ...
+
     @property
-    def exit_code(self) -> int | None: ...
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs."""
+        ...
+
     @property
-    def grace_seconds(self) -> float: ...
+    def grace_seconds(self) -> float:
+        """How long it may take to stop when asked to."""
+        ...
 
     def start(self) -> object:
         """Start it, and return when that much is done. Raises StartError."""
@@ -254,7 +264,7 @@ class Supervisor:
 
     def _log(self) -> Any:
         """Made with the first thing to say: a start in which nothing dies is the quicker for it."""
-        from service.telemetry import logging
+        from service.telemetry import logging  # noqa: PLC0415 - see above
 
         if not self._log_is_set_up:
             logging.configure("supervisor", log_format=self._log_format, log_level=self._log_level)
@@ -264,7 +274,7 @@ class Supervisor:
 
 def gave_up(roles: Iterable[Role]) -> bool:
     """Whether one of the roles ended by itself with an error, which it has told the operator of."""
-    return any(role.exit_code in SPOKEN_EXIT_CODES for role in roles)
+    return any(role.exit_code is not None and role.exit_code > 0 for role in roles)
 
 
 def how_it_ended(exit_code: int | None) -> str:

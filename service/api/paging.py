@@ -33,11 +33,9 @@ def decode_cursor(cursor: str | None, filters: Mapping[str, Any], parts_count: i
         fingerprint, *place = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         if fingerprint != _fingerprint(filters) or len(place) != parts_count:
             raise ValueError
-        if not all(isinstance(part, str) for part in place):
-            raise ValueError
+        return [str(part) for part in place]
     except (ValueError, TypeError, binascii.Error, RecursionError):
         raise malformed_cursor() from None
-    return place
 
 
 def malformed_cursor() -> ProblemError:

@@ -33,11 +33,11 @@ Visible = Annotated[
 ]
 
 
-class _In(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _In(Struct, forbid_unknown_fields=True, kw_only=True):
     """A body the client sends."""
 
 
-class _Out(Struct, frozen=True, kw_only=True):
+class _Out(Struct, kw_only=True):
     """A body the service sends."""
 
 
@@ -152,7 +152,9 @@ class DestinationRequest(_In):
     retry: RetrySpec | None = None
     on_ambiguous: Literal["retry", "hold"] = "retry"
     response_rules: Rules | None = None
-    secret: Annotated[str, Meta(max_length=128, description="`whsec_…`, to keep one that receivers know.")] | None = None
+    secret: Annotated[str, Meta(max_length=128, description="`whsec_…`, to keep one that receivers know.")] | None = (
+        None
+    )
 
 
 class DestinationPatch(_In):
@@ -160,7 +162,7 @@ class DestinationPatch(_In):
 
     url: Url | UnsetType = UNSET
     name: Name | UnsetType = UNSET
-    owner: Name | None | UnsetType = UNSET
+    owner: Name | UnsetType | None = UNSET
     headers: Headers | UnsetType = UNSET
     timeout_seconds: Timeout | UnsetType = UNSET
     retry: RetrySpec | UnsetType = UNSET

@@ -1,0 +1,1 @@
+"""The pure rules: no clock, dice, environment, I/O or async."""

@@ -76,9 +76,7 @@ class Outcome(StrEnum):
 
 
 # What a destination may declare a status to mean (`response_rules`): its contract, not our guess.
-RULE_OUTCOMES = frozenset(
-    {Outcome.SUCCESS, Outcome.RETRYABLE, Outcome.THROTTLED, Outcome.GONE, Outcome.REJECTED}
-)
+RULE_OUTCOMES = frozenset({Outcome.SUCCESS, Outcome.RETRYABLE, Outcome.THROTTLED, Outcome.GONE, Outcome.REJECTED})
 
 _RETRYABLE_4XX = frozenset({408, 425})
 

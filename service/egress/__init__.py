@@ -1,0 +1,1 @@
+"""The network out: the only importer of httpx."""

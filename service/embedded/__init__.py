@@ -1,0 +1,1 @@
+"""The embedded Postgres and Redis of dev mode and the tests."""

@@ -1,0 +1,1 @@
+"""Postgres: the only importer of SQLAlchemy, SQLModel and the driver."""

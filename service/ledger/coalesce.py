@@ -49,7 +49,8 @@ class Coalescer(Generic[T, R]):
         self._waiting_max = waiting_max
         self._flushes_max = flushes_max
         self._waiting: deque[_Waiting[T, R]] = deque()
-        self._runners: set[asyncio.Task[None]] = set()
+        self._running_count = 0
+        self._runners: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
 
     async def submit(self, item: T, bytes_count: int = 0) -> R:
         """Wait for the flush that takes the item. Raises LedgerBusy when too many wait already."""
@@ -57,15 +58,21 @@ class Coalescer(Generic[T, R]):
             raise LedgerBusy("too many requests wait for the ledger")
         waiting: _Waiting[T, R] = _Waiting(item, bytes_count)
         self._waiting.append(waiting)
-        if len(self._runners) < self._flushes_max:
+        if self._running_count < self._flushes_max:
+            self._running_count += 1
             runner = asyncio.create_task(self._run())
             self._runners.add(runner)
             runner.add_done_callback(self._runners.discard)
         return await waiting.answer
 
     async def _run(self) -> None:
-        while self._waiting:
-            await self._flush_batch(self._take())
+        try:
+            while self._waiting:
+                await self._flush_batch(self._take())
+        finally:
+            # Counted down here and not in a callback: whoever submits next must find no runner that
+            # has looked for the last time.
+            self._running_count -= 1
 
     def _take(self) -> list[_Waiting[T, R]]:
         batch = [self._waiting.popleft()]

@@ -62,7 +62,8 @@ def policy_of(row: Mapping[str, Any] | sa.RowMapping) -> RetryPolicy:
 
 
 _COLUMNS = """id, tenant, name, url, owner, state, disabled_reason, ad_hoc, headers, timeout_seconds, attempts_max,
-    deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules, created_at, updated_at"""
+    deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules, created_at,
+    updated_at"""
 
 _INSERT = sa.text(f"""
 INSERT INTO destinations (id, tenant, name, url, owner, ad_hoc, headers, timeout_seconds, attempts_max,
@@ -133,7 +134,7 @@ async def change(
     ledger: Ledger, tenant: str, destination_id: uuid.UUID, changes: Mapping[str, Any], *, deed: audit.Deed
 ) -> StoredDestination | None:
     """Set the given columns; None when the tenant has no such destination."""
-    assert changes and changes.keys() <= _CHANGEABLE, "columns are chosen by our code, never by a request"
+    assert changes.keys() <= _CHANGEABLE, "columns are chosen by our code, never by a request"
     assignments = ", ".join(
         f"{name} = CAST(:{name} AS {'jsonb' if name in _JSON_COLUMNS else _CASTS.get(name, 'text')})"
         for name in sorted(changes)
@@ -182,17 +183,17 @@ WHERE id = :id AND tenant = :tenant AND state <> 'disabled' RETURNING id
 
 
 async def pause(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -> StoredDestination | None:
-    """active → paused; None when it is not active."""
+    """PAUSE: active → paused; None when it is not active."""
     return await _move(ledger, _PAUSE, deed, destination_id)
 
 
 async def resume(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -> StoredDestination | None:
-    """paused → active; None when it is not paused. The dispatcher admits what was parked."""
+    """RESUME: paused → active; None when it is not paused. The dispatcher admits what was parked."""
     return await _move(ledger, _RESUME, deed, destination_id)
 
 
 async def enable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -> StoredDestination | None:
-    """disabled → active; None when it is not disabled."""
+    """ENABLE: disabled → active; None when it is not disabled."""
     return await _move(ledger, _ENABLE, deed, destination_id)
 
 
@@ -207,7 +208,7 @@ async def _move(
 
 
 async def disable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -> bool:
-    """active or paused → disabled, for the deed's reason; answers whether it moved."""
+    """DISABLE: active or paused → disabled, for the deed's reason; answers whether it moved."""
     async with ledger.transaction() as connection:
         values = {"id": destination_id, "tenant": deed.tenant, "reason": deed.reason or "disabled"}
         moved = bool(await rows(connection, _DISABLE, values))

@@ -21,6 +21,8 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from service.errors import LedgerBusy, LedgerRefused, LedgerUnavailable
 
+Row = sa.RowMapping  # one row of an answer, by column name
+
 _open_here: contextvars.ContextVar[int] = contextvars.ContextVar("ledger_connections_open", default=0)
 
 # By SQLSTATE class: what says "not now" rather than "not this". 08 connection, 25006 read-only,

@@ -215,9 +215,7 @@ class Delivery(SQLModel, table=True):
     redrive_count: int = Field(sa_column=sa.Column(sa.Integer, nullable=False, server_default=sa.text("0")))
     crashed_claims: int = Field(sa_column=sa.Column(sa.SmallInteger, nullable=False, server_default=sa.text("0")))
     parked: bool = Field(sa_column=sa.Column(sa.Boolean, nullable=False, server_default=sa.false()))
-    may_have_been_delivered: bool = Field(
-        sa_column=sa.Column(sa.Boolean, nullable=False, server_default=sa.false())
-    )
+    may_have_been_delivered: bool = Field(sa_column=sa.Column(sa.Boolean, nullable=False, server_default=sa.false()))
     state: str = Field(sa_column=sa.Column(sa.Text, nullable=False))
     tenant: str = Field(sa_column=sa.Column(sa.Text, nullable=False))
     next_trigger: str = Field(sa_column=sa.Column(sa.Text, nullable=False, server_default=sa.text("'schedule'")))

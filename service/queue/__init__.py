@@ -1,0 +1,1 @@
+"""Hints: the only importer of arq and Redis."""

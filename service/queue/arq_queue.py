@@ -16,14 +16,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
-from arq.connections import ArqRedis, RedisSettings
+from arq.connections import ArqRedis
 from arq.worker import Worker, func
 from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.asyncio.retry import Retry
 
 from service.domain import limits
 from service.errors import QueueUnavailable
@@ -105,6 +105,7 @@ class DoorbellWorker(Worker):
     """
 
     async def main(self) -> None:
+        """Poll and wait, until cancelled; raises what ends the connection to Redis."""
         self._rung = asyncio.Event()
         listening = asyncio.create_task(self._listen())
         try:

@@ -1,0 +1,223 @@
+"""The application: routes, the one error form, openapi.json, and the process that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+from service import bootstrap
+from service.api import actions, deliveries, destinations, dlq, operations
+from service.api import schemas as bodies
+from service.api.auth import PUBLIC_PATHS, Authentication, KeyCheck
+from service.api.problems import MEDIA_TYPE, FieldError, Problem, ProblemBody, ProblemError, as_response_body
+from service.api.state import AppState
+from service.clock import SystemClock
+from service.destinations import Destinations
+from service.domain import limits
+from service.domain.address import AllowList
+from service.errors import LedgerUnavailable, StartError
+from service.hints import Hints
+from service.settings import Settings
+from service.telemetry import events
+from service.telemetry.logging import configure, log
+from service.version import VERSION
+
+_DESCRIPTION = """Durable webhook delivery. A 202 is a commit to the ledger; attempts follow, at least once,
+under one identity, until the receiver has it or an operator sees it in the dead-letter queue."""
+
+
+class _Hookledger(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = _openapi(self)
+        return self.openapi_schema
+
+
+def create_app(settings: Settings | None) -> FastAPI:
+    """The application. Without settings it can only describe itself."""
+    app = _Hookledger(
+        title="Hookledger",
+        version=VERSION,
+        description=_DESCRIPTION,
+        lifespan=_lifespan(settings) if settings is not None else None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in (deliveries, actions, destinations, dlq, operations):
+        app.include_router(module.router)
+    app.add_middleware(Authentication)
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(RequestValidationError, _on_parameters)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(LedgerUnavailable, _on_unavailable)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+def _lifespan(settings: Settings) -> Any:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        ledger = bootstrap.ledger_of(settings, "api")
+        queue = bootstrap.queue_of(settings)
+        hints = Hints(queue)
+        new_id = bootstrap.IdSource()
+        app.state.ledger = ledger
+        app.state.key_check = KeyCheck(ledger)
+        app.state.parts = AppState(
+            settings=settings,
+            ledger=ledger,
+            queue=queue,
+            intake=bootstrap.intake_of(settings, ledger, hints),
+            destinations=Destinations(ledger, bootstrap.keyring_of(settings), new_id),
+            new_id=new_id,
+            clock=SystemClock(),
+            allow=AllowList.parse(settings.egress_allow),
+            envelope_bytes_max=limits.ENVELOPE_BYTES_MAX,
+        )
+        log.info(events.STARTED)
+        yield
+        await hints.drain()
+        await queue.close()
+        await ledger.close()
+        log.info(events.STOPPED)
+
+    return lifespan
+
+
+async def _on_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    body = as_response_body(error.body(request.url.path))
+    return Response(body, error.problem.status, error.headers, MEDIA_TYPE)
+
+
+async def _on_parameters(request: Request, error: Exception) -> Response:
+    """FastAPI validates parameters alone: bodies are decoded by msgspec."""
+    assert isinstance(error, RequestValidationError)
+    fields = tuple(FieldError("/".join(map(str, found["loc"])), found["msg"]) for found in error.errors())
+    detail = "; ".join(f"{field.pointer}: {field.detail}" for field in fields)
+    return await _on_problem(request, ProblemError(Problem.MALFORMED_REQUEST, detail))
+
+
+_BY_STATUS = {404: Problem.NOT_FOUND, 405: Problem.METHOD_NOT_ALLOWED}
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    problem = _BY_STATUS.get(error.status_code, Problem.MALFORMED_REQUEST)
+    return await _on_problem(request, ProblemError(problem, str(error.detail), headers=error.headers))
+
+
+async def _on_unavailable(request: Request, error: Exception) -> Response:
+    log.warning(events.REQUEST_FAILED, path=request.url.path, error=str(error))
+    return await _on_problem(request, ProblemError(Problem.UNAVAILABLE, "the ledger does not answer; repeat"))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    log.error(events.REQUEST_FAILED, path=request.url.path, exc_info=error)
+    return await _on_problem(request, ProblemError(Problem.INTERNAL, "the service failed; its log says why"))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document of routes and parameters, with msgspec's schemas of the bodies."""
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    kinds = [
+        kind
+        for name, kind in vars(bodies).items()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ == bodies.__name__
+        and not name.startswith("_")
+    ]
+    _, schemas = msgspec.json.schema_components([*kinds, ProblemBody], ref_template="#/components/schemas/{name}")
+    components = document.setdefault("components", {})
+    components["schemas"] = schemas
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "`hlk_…`"}}
+    for path, operations_of_path in document["paths"].items():
+        for operation in operations_of_path.values():
+            _finish(operation, public=path in PUBLIC_PATHS)
+    return document
+
+
+def _finish(operation: dict[str, Any], *, public: bool) -> None:
+    """The answers that any route may give, and the key it needs."""
+    answers = operation["responses"]
+    answers.pop("422", None)  # FastAPI's own error form, which is never answered
+    problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
+    answers["default"] = {"description": "A problem (RFC 9457)", "content": problem}
+    if not public:
+        operation["security"] = [{"key": []}]
+
+
+def openapi_document() -> dict[str, Any]:
+    """What is committed as openapi.json."""
+    return create_app(None).openapi()
+
+
+class _Server(uvicorn.Server):
+    """Not ready the moment it is told to stop, while requests in flight are still answered."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        parts = getattr(self.config.loaded_app.state, "parts", None) if self.config.loaded else None
+        if parts is not None:
+            parts.stopping = True
+        super().handle_exit(sig, frame)
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StartError."""
+    configure("api", log_format=settings.log_format, log_level=settings.log_level)
+    asyncio.run(_require_ready(settings))
+    listening = _listen(settings)
+    config = uvicorn.Config(
+        create_app(settings),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=True,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=15,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = _Server(config)
+    server.run(sockets=[listening])
+    if not server.started:
+        raise StartError("The API could not start.")
+
+
+async def _require_ready(settings: Settings) -> None:
+    """Say before the server starts what would keep it from answering."""
+    ledger = bootstrap.ledger_of(settings, "api")
+    try:
+        await bootstrap.require_ready_ledger(ledger)
+    finally:
+        await ledger.close()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.api_host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if settings.api_reuse_port:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listening.bind((settings.api_host, settings.api_port))
+    except PermissionError as error:
+        raise StartError(f"Port {settings.api_port} may not be used by this user: choose one above 1023.") from error
+    except OSError as error:
+        raise StartError(f"{settings.api_host}:{settings.api_port} cannot be used: {error.strerror}.") from error
+    listening.listen(2048)
+    return listening

@@ -1,0 +1,116 @@
+"""The Sender: one POST, and the facts of what became of it.
+
+The rule this module keeps: every failure is a value and only cancellation is raised. What is sent is
+exactly what the ledger holds: this URL, these headers, these bytes, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+
+import httpx
+
+from service.domain.address import AllowList, UrlProblem, parse_url
+from service.domain.headers import wire_problem
+from service.domain.limits import ERROR_CHARS_MAX
+from service.domain.outcome import Exchange, Fault, Phase
+from service.egress.faults import WireError
+from service.egress.guard import Guard, Resolve, SystemResolver, tls_context
+from service.egress.transport import NOTE, ROUTE, Route, WireTransport
+from service.ports import OutboundRequest
+
+
+class HttpSender:
+    """Sends over HTTP/1.1, to public addresses and those of the allow-list."""
+
+    def __init__(self, allow: AllowList, *, tls: ssl.SSLContext | None = None, resolve: Resolve | None = None) -> None:
+        """`tls` and `resolve` replace the system's certificates and resolver."""
+        guard = Guard(allow, tls if tls is not None else tls_context(), resolve or SystemResolver())
+        self._transport = WireTransport(guard)
+
+    async def send(self, request: OutboundRequest) -> Exchange:
+        """Send once. Every failure is a value; only cancellation is raised."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        phase = Phase.NOT_SENT
+        try:
+            prepared = _prepare(request, started + request.timeout_seconds)
+            phase = Phase.WRITTEN  # the transport says itself how far it came; a bug after it is not "not sent"
+            response = await self._transport.handle_async_request(prepared)
+            return await _facts(response, _milliseconds(loop.time() - started))
+        except WireError as error:
+            latency_ms = _milliseconds(loop.time() - started)
+            return Exchange(error.phase, latency_ms, fault=error.fault, error=_one_line(error.detail))
+        except Exception as bug:
+            latency_ms = _milliseconds(loop.time() - started)
+            return Exchange(phase, latency_ms, fault=Fault.INTERNAL, error=f"the sender failed: {type(bug).__name__}")
+
+    async def close(self) -> None:
+        """Close every connection; what is under way ends with Fault.SHUTDOWN."""
+        await self._transport.aclose()
+
+
+def _prepare(request: OutboundRequest, deadline: float) -> httpx.Request:
+    """The request as httpx knows one. Raises WireError when the ledger's row may not be sent as it is."""
+    url = _parse_url(request.url)
+    if isinstance(url, UrlProblem):
+        raise WireError(Phase.NOT_SENT, Fault.BLOCKED, f"the URL is not allowed: {url.detail}")
+    problem = wire_problem(request.headers)
+    if problem is not None:
+        raise WireError(Phase.NOT_SENT, Fault.BLOCKED, problem)
+    headers = [(b"Host", url.host_header.encode("ascii"))]
+    headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in request.headers]
+    headers += [(b"Content-Length", b"%d" % len(request.body)), (b"Accept-Encoding", b"identity")]
+    return httpx.Request(
+        "POST",
+        _origin(url.origin),
+        headers=headers,
+        stream=httpx.ByteStream(request.body),  # given as a stream, httpx adds no header of its own
+        extensions={ROUTE: Route(url, request.pool_key, deadline)},
+    )
+
+
+_parse_url = functools.lru_cache(maxsize=1_024)(parse_url)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _origin(origin: str) -> httpx.URL:
+    """What httpx may know of a URL. The rest it would spell its own way, and show in its messages."""
+    return httpx.URL(origin)
+
+
+async def _facts(response: httpx.Response, latency_ms: int) -> Exchange:
+    assert isinstance(response.stream, httpx.AsyncByteStream), "the transport is an asynchronous one"
+    status_code = response.status_code
+    note: str | None = response.extensions[NOTE]
+    headers = {name.lower(): value for name, value in reversed(response.headers.raw)}  # of two, the first counts
+    if status_code // 100 == 3:
+        note = _redirect(status_code, headers.get(b"location"))
+    return Exchange(
+        Phase.RESPONDED,
+        latency_ms,
+        status_code=status_code,
+        error=None if note is None else _one_line(note),
+        retry_after=headers[b"retry-after"].decode("latin-1") if b"retry-after" in headers else None,
+        excerpt=b"".join([part async for part in response.stream]),
+    )
+
+
+def _redirect(status_code: int, location: bytes | None) -> str:
+    """Where a redirect points, by host alone: its path and query may carry a secret."""
+    if location is None:
+        return f"{status_code} without a Location"
+    where = parse_url(location.decode("latin-1"))
+    if isinstance(where, UrlProblem):
+        return f"{status_code} to a Location without a valid host; redirects are not followed"
+    return f"{status_code} to {where.host}; redirects are not followed"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:ERROR_CHARS_MAX]
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1_000)

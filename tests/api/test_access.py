@@ -1,0 +1,81 @@
+"""Keys, and what is told without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from service.api.auth import PUBLIC_PATHS
+from service.domain import limits
+from service.ledger import keys
+from service.ledger.session import Ledger
+from tests.api.conftest import SECRET, make_key
+
+
+async def test_every_route_but_the_public_ones_is_closed_without_a_key(app: Any, anonymous: httpx.AsyncClient) -> None:
+    routes = [(method, route.path) for route in app.routes if isinstance(route, APIRoute) for method in route.methods]
+    assert len(routes) > 15
+    for method, path in routes:
+        response = await anonymous.request(method, path.replace("{", "").replace("}", ""))
+        assert (response.status_code == 401) == (path not in PUBLIC_PATHS), (method, path)
+
+
+async def test_an_unknown_path_is_closed_as_well(anonymous: httpx.AsyncClient) -> None:
+    assert (await anonymous.get("/deliveries/../healthz/x")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer x", "Basic {key}", "{key}", "Bearer {key}x", "Bearer hlk_{id}_", "Bearer hlk_{id}_wrong",
+     "Bearer hlk_01jdyv1xv1e0ga2m6whmq3q9yd_" + SECRET, "Bearer " + "x" * 5000, "Bearer hlk_\u00e9_x"],
+)  # fmt: skip
+async def test_anything_but_a_valid_key_is_refused(
+    anonymous: httpx.AsyncClient, ledger: Ledger, authorization: str
+) -> None:
+    key = await make_key(ledger)
+    header = authorization.replace("{key}", key).replace("{id}", key.split("_")[1])
+    response = await anonymous.get("/deliveries", headers=[(b"authorization", header.encode("latin-1"))])
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"].startswith("Bearer")
+    assert response.json()["type"] == "/problems/unauthenticated"
+
+
+async def test_a_key_in_the_query_is_no_key(anonymous: httpx.AsyncClient, ledger: Ledger) -> None:
+    assert (await anonymous.get("/deliveries", params={"key": await make_key(ledger)})).status_code == 401
+
+
+async def test_a_revoked_key_ends_within_seconds(
+    app: Any, anonymous: httpx.AsyncClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anonymous.headers["authorization"] = f"Bearer {await make_key(ledger)}"
+    assert (await anonymous.get("/deliveries")).status_code == 200
+    [key] = await keys.list_all(ledger)
+    assert await keys.revoke(ledger, key.id)
+    assert limits.KEY_CACHE_SECONDS < 5
+    app.state.key_check._kept.clear()  # what the passing of KEY_CACHE_SECONDS does
+    assert (await anonymous.get("/deliveries")).status_code == 401
+
+
+async def test_the_secret_of_a_key_is_not_in_the_ledger(ledger: Ledger) -> None:
+    await make_key(ledger)
+    [key] = await keys.list_all(ledger)
+    assert SECRET.encode() not in key.secret_sha256
+
+
+async def test_health_readiness_and_the_contract_are_told_to_anyone(anonymous: httpx.AsyncClient) -> None:
+    assert (await anonymous.get("/healthz")).json()["status"] == "ok"
+    assert (await anonymous.get("/readyz")).json() == {"status": "ready", "ledger": "ok", "queue": "ok"}
+    assert "/deliveries" in (await anonymous.get("/openapi.json")).json()["paths"]
+    assert (await anonymous.get("/docs")).status_code == 200
+
+
+async def test_errors_of_the_framework_are_problems_as_well(api: httpx.AsyncClient) -> None:
+    for response, slug in (
+        (await api.get("/nowhere"), "not-found"),
+        (await api.put("/deliveries"), "method-not-allowed"),
+    ):
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["type"] == f"/problems/{slug}"

@@ -1,0 +1,194 @@
+"""The dispatch story: what hints, workers and Redis lose, it finds."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.dispatch import visibility_seconds
+from service.ledger import attempting, dispatching
+from tests.world import TENANT, World, answered
+
+
+async def test_a_commit_without_a_hint_is_hinted_when_its_visibility_ends(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await world.hints.drain()
+    world.queue.lose_everything()
+    await world.queue.mark_epoch()
+    await world.dispatch()
+    assert world.queue.take_all() == []
+    await world.let_pass(2.1)
+    await world.dispatch()
+    assert world.queue.take_all() == [delivery_id]
+
+
+async def test_a_waiting_row_is_not_hinted_again_on_every_pass(world: World) -> None:
+    destination = await world.destination()
+    await world.accepted(destination.id)
+    await world.hints.drain()
+    world.queue.take_all()
+    await world.let_pass(3)
+    for _ in range(3):
+        await world.dispatch()
+    assert len(world.queue.take_all()) == 1
+
+
+async def test_a_queue_that_lost_everything_is_filled_again_at_once(world: World) -> None:
+    destination = await world.destination()
+    await world.dispatch()
+    ids = {await world.accepted(destination.id) for _ in range(500)}
+    later_id = await world.accepted(destination.id, delay_seconds=3600.0)
+    await world.hints.drain()
+    world.queue.lose_everything()
+    await world.dispatch()
+    hinted = world.queue.take_all()
+    assert set(hinted) == ids
+    assert later_id not in hinted
+
+
+async def test_with_the_queue_down_rescue_goes_on_and_hints_follow_when_it_is_back(world: World) -> None:
+    destination = await world.destination()
+    lost_id, due_id = await world.accepted(destination.id), await world.accepted(destination.id)
+    await world.hints.drain()
+    await attempting.claim(world.ledger, [lost_id], worker="gone", lease_margin_seconds=5)
+    await world.let_pass(60)
+    world.queue.up = False
+    await world.dispatch()
+    assert (await world.view(lost_id))["last_outcome"] == "unknown"
+    world.queue.up = True
+    world.queue.take_all()
+    await world.dispatch()
+    assert due_id in world.queue.take_all()
+
+
+async def test_a_dead_workers_claim_is_rescued_by_its_missing_heartbeat_before_the_lease_ends(world: World) -> None:
+    destination = await world.destination(timeout_seconds=60.0)
+    dead_id, live_id = await world.accepted(destination.id), await world.accepted(destination.id)
+    await dispatching.beat(world.ledger, "dead")
+    await attempting.claim(world.ledger, [dead_id], worker="dead", lease_margin_seconds=15)
+    await attempting.claim(world.ledger, [live_id], worker="live", lease_margin_seconds=15)
+    await world.let_pass(11)
+    await dispatching.beat(world.ledger, "live")
+    await world.dispatch()
+    assert (await world.view(dead_id))["state"] == "pending"
+    assert (await world.view(live_id))["state"] == "delivering"
+
+
+async def test_a_young_claim_is_left_alone_whatever_its_workers_heartbeat_says(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await attempting.claim(world.ledger, [delivery_id], worker="never-beat", lease_margin_seconds=15)
+    await world.dispatch()
+    assert (await world.view(delivery_id))["state"] == "delivering"
+
+
+async def test_three_crashed_claims_in_a_row_are_poison_and_neighbours_are_delivered(world: World) -> None:
+    destination = await world.destination()
+    poison_id, neighbour_id = await world.accepted(destination.id), await world.accepted(destination.id)
+    for _ in range(3):
+        await attempting.claim(world.ledger, [poison_id], worker="crashing", lease_margin_seconds=5)
+        await world.let_pass(3600)
+        await world.dispatch()
+        await world.let_pass(3600)
+    await world.deliverer.deliver([neighbour_id])
+    row = await world.view(poison_id)
+    assert (row["state"], row["dead_reason"], row["may_have_been_delivered"]) == ("dead", "poison", True)
+    assert [attempt["outcome"] for attempt in await world.attempts(poison_id)] == ["unknown"] * 3
+    assert (await world.view(neighbour_id))["state"] == "delivered"
+
+
+async def test_an_answer_between_two_crashes_starts_the_count_anew(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    world.sender.script = [answered(503)]
+    for crashes in (2, 2):
+        for _ in range(crashes):
+            await attempting.claim(world.ledger, [delivery_id], worker="crashing", lease_margin_seconds=5)
+            await world.let_pass(3600)
+            await world.dispatch()
+            await world.let_pass(3600)
+        await world.deliverer.deliver([delivery_id])
+        await world.let_pass(3600)
+    assert (await world.view(delivery_id))["state"] == "pending"
+
+
+async def test_two_dispatchers_rescue_one_claim_once(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await attempting.claim(world.ledger, [delivery_id], worker="gone", lease_margin_seconds=5)
+    await world.let_pass(60)
+    other = world.make_dispatcher()
+    await asyncio.gather(world.dispatch(), other.run_pass())
+    assert [attempt["number"] for attempt in await world.attempts(delivery_id)] == [1]
+
+
+async def test_a_deadline_that_passes_while_waiting_ends_in_the_dead_letter_queue_unsent(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id, deadline_seconds=30.0)
+    await world.let_pass(31)
+    await world.deliverer.deliver([delivery_id])
+    await world.dispatch()
+    row = await world.view(delivery_id)
+    assert (row["state"], row["dead_reason"], row["attempt_count"]) == ("dead", "deadline", 0)
+    assert world.sender.requests == []
+
+
+async def test_a_paused_destination_is_parked_and_flows_again_when_resumed(world: World) -> None:
+    paused, other = await world.destination(), await world.destination()
+    waiting_ids = [await world.accepted(paused.id) for _ in range(5)]
+    await world.destinations.pause(TENANT, "test", paused.id)
+    other_id = await world.accepted(other.id)
+    await world.work()
+    await world.let_pass(3)
+    await world.dispatch()
+    assert (await world.view(other_id))["state"] == "delivered"
+    assert len(world.sender.requests) == 1
+    parked = await world.fetch("SELECT count(*) FROM deliveries WHERE parked")
+    assert parked[0]["count"] == 5
+    await world.let_pass(60)
+    await world.dispatch()
+    assert world.queue.take_all() == []
+    await world.destinations.resume(TENANT, "test", paused.id)
+    await world.dispatch()
+    await world.dispatch()
+    await world.work()
+    assert {(await world.view(delivery_id))["state"] for delivery_id in waiting_ids} == {"delivered"}
+    assert (await world.fetch("SELECT gated FROM destinations WHERE id = :id", {"id": paused.id}))[0]["gated"] is False
+
+
+async def test_a_parked_delivery_still_dies_at_its_deadline(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id, deadline_seconds=30.0)
+    await world.destinations.pause(TENANT, "test", destination.id)
+    await world.let_pass(3)
+    await world.dispatch()
+    await world.let_pass(30)
+    await world.dispatch()
+    assert (await world.view(delivery_id))["dead_reason"] == "deadline"
+
+
+async def test_a_destination_paused_between_hint_and_claim_is_not_sent_to(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await world.hints.drain()
+    await world.destinations.pause(TENANT, "test", destination.id)
+    await world.work()
+    assert world.sender.requests == []
+    assert (await world.view(delivery_id))["attempt_count"] == 0
+
+
+async def test_a_full_queue_is_given_nothing_more(world: World) -> None:
+    destination = await world.destination()
+    await world.accepted(destination.id)
+    await world.let_pass(3)
+    world.queue.hinted = [world.new_id()] * 400
+    await world.dispatch()
+    assert len(world.queue.take_all()) == 400
+    await world.dispatch()
+    assert len(world.queue.take_all()) == 1
+
+
+def test_the_visibility_grows_with_the_queue_and_is_bounded() -> None:
+    assert visibility_seconds(2.0, 0) == 2.0
+    assert 2.0 < visibility_seconds(2.0, 100) < visibility_seconds(2.0, 300) <= 60.0
+    assert visibility_seconds(2.0, 10**9) == 60.0

@@ -1,0 +1,427 @@
+"""Connections: made, verified, kept, shared by nobody, and never leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from service.domain.address import AllowList, IPAddress
+from service.domain.limits import KEPT_ALIVE_PER_DESTINATION_MAX
+from service.domain.outcome import Fault, Phase
+from service.egress import guard, pool
+from service.egress.guard import SystemResolver
+from service.egress.sender import HttpSender
+from tests.wire.certificates import Authority
+from tests.wire.posting import post
+from tests.wire.receiver import (
+    Receiver,
+    after_reading,
+    close,
+    deaf,
+    drip,
+    flood,
+    hang,
+    ok,
+    reset,
+    send,
+    signal,
+    wait_for,
+)
+
+LOOPBACK = AllowList.parse("127.0.0.0/8:*")
+PATIENCE = 0.3
+
+
+async def _everything_is_here(host: str, port: int) -> list[IPAddress]:
+    return [ip_address("127.0.0.1")]
+
+
+@pytest.fixture
+async def named(authority: Authority) -> AsyncIterator[HttpSender]:
+    """A sender for which every name is this machine."""
+    sender = HttpSender(LOOPBACK, tls=authority.client_context(), resolve=_everything_is_here)
+    yield sender
+    await sender.close()
+
+
+# TLS
+
+
+async def test_a_good_certificate_is_served_and_the_connection_kept(named: HttpSender, authority: Authority) -> None:
+    async with Receiver(tls=authority.server_context("a.test")) as receiver:
+        for _ in range(2):
+            exchange = await named.send(post(f"https://a.test:{receiver.port}/"))
+            assert exchange.status_code == 200, exchange
+        assert receiver.connections == 1
+
+
+async def test_a_numeric_address_is_verified_by_its_address(named: HttpSender, authority: Authority) -> None:
+    async with Receiver(tls=authority.server_context("127.0.0.1")) as receiver:
+        assert (await named.send(post(receiver.url))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("another name", "Hostname mismatch"),
+        ("expired", "expired"),
+        ("self-signed", "self-signed"),
+        ("TLS 1.1", "the TLS handshake"),
+        ("a missing intermediate", "unable to get local issuer"),
+        ("a name the server does not know", "the TLS handshake"),
+    ],
+)
+async def test_a_server_that_cannot_be_verified_gets_no_byte_of_the_request(
+    named: HttpSender, authority: Authority, kind: str, reason: str
+) -> None:
+    context = {
+        "another name": lambda: authority.server_context("b.test"),
+        "expired": lambda: authority.server_context("a.test", expired=True),
+        "self-signed": lambda: authority.server_context("a.test", self_signed=True),
+        "TLS 1.1": lambda: authority.server_of_tls_1_1("a.test"),
+        "a missing intermediate": lambda: authority.server_without_its_intermediate("a.test"),
+        "a name the server does not know": lambda: authority.server_of_names("b.test"),
+    }[kind]()
+    async with Receiver(tls=context) as receiver:
+        exchange = await named.send(post(f"https://a.test:{receiver.port}/?token=secret"))
+        assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.TLS)
+        assert exchange.error
+        assert reason in exchange.error
+        assert "secret" not in exchange.error
+        assert receiver.requests == []
+        assert all(not wire.raw for wire in receiver.wires)
+
+
+async def test_a_server_that_needs_its_name_to_be_told_works(named: HttpSender, authority: Authority) -> None:
+    async with Receiver(tls=authority.server_of_names("a.test", "b.test")) as receiver:
+        for name in ("a.test", "b.test"):
+            assert (await named.send(post(f"https://{name}:{receiver.port}/"))).status_code == 200
+
+
+async def test_two_names_at_one_address_never_share_a_connection(named: HttpSender, authority: Authority) -> None:
+    async with Receiver(tls=authority.server_of_names("a.test", "b.test")) as receiver:
+        for name in ("a.test", "b.test", "a.test", "b.test"):
+            assert (await named.send(post(f"https://{name}:{receiver.port}/"))).status_code == 200
+        assert [(request.connection, request.values("host")[0].split(b":")[0]) for request in receiver.requests] == [
+            (0, b"a.test"),
+            (1, b"b.test"),
+            (0, b"a.test"),
+            (1, b"b.test"),
+        ]
+
+
+async def test_two_destinations_at_one_url_never_share_a_connection(sender: HttpSender) -> None:
+    async with Receiver() as receiver:
+        for key in ("one", "two", "one", "two"):
+            await sender.send(post(receiver.url, pool_key=key))
+        assert [request.connection for request in receiver.requests] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("end", [close(), reset(), send(b"HTTP/1.1 400 Plain\r\n\r\n") + close()])
+async def test_a_server_that_breaks_the_handshake_off_is_not_sent(named: HttpSender, end: Any) -> None:
+    async with Receiver(at_connect=end) as receiver:
+        exchange = await named.send(post(f"https://a.test:{receiver.port}/"))
+        assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.TLS)
+
+
+async def test_silence_in_the_handshake_ends_at_the_deadline_and_closes(named: HttpSender) -> None:
+    async with Receiver(at_connect=hang()) as receiver:
+        exchange = await named.send(post(f"https://a.test:{receiver.port}/", timeout_seconds=PATIENCE))
+        assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.TLS)
+        await receiver.wait_for_ended(1)
+
+
+async def test_a_reset_under_tls_after_the_request_is_written(named: HttpSender, authority: Authority) -> None:
+    async with Receiver(reset(), tls=authority.server_context("a.test")) as receiver:
+        exchange = await named.send(post(f"https://a.test:{receiver.port}/"))
+        assert (exchange.phase, exchange.fault) == (Phase.WRITTEN, Fault.RESET)
+        assert len(receiver.requests) == 1
+
+
+async def test_a_body_under_tls_that_ends_early_keeps_its_status(named: HttpSender, authority: Authority) -> None:
+    answer = send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc") + close()
+    async with Receiver(answer, tls=authority.server_context("a.test")) as receiver:
+        exchange = await named.send(post(f"https://a.test:{receiver.port}/"))
+        assert (exchange.status_code, exchange.excerpt) == (200, b"abc")
+
+
+# Connecting
+
+
+async def test_a_refused_connection_is_not_sent(sender: HttpSender) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    exchange = await sender.send(post(f"http://127.0.0.1:{port}/"))
+    assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.REFUSED)
+
+
+@pytest.fixture
+def full_port() -> Any:
+    """A port that accepts nothing: its queue is full, so the system drops what comes."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def test_a_connection_that_is_not_accepted_is_given_up_at_the_deadline(
+    sender: HttpSender, full_port: int
+) -> None:
+    exchange = await sender.send(post(f"http://127.0.0.1:{full_port}/", timeout_seconds=PATIENCE))
+    assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.CONNECT_TIMEOUT)
+
+
+async def test_an_address_that_does_not_accept_gives_way_to_the_next(
+    full_port: int, monkeypatch: pytest.MonkeyPatch, dialled: list[Any]
+) -> None:
+    async def two(host: str, port: int) -> list[IPAddress]:
+        return [ip_address("127.0.0.1"), ip_address("127.0.0.2")]
+
+    monkeypatch.setattr(guard, "DIAL_PATIENCE_SECONDS", 0.05)
+    sender = HttpSender(LOOPBACK, resolve=two)
+    exchange = await sender.send(post(f"http://two.test:{full_port}/"))
+    assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.REFUSED), "by the second"
+    assert [host for host, _ in dialled] == ["127.0.0.1", "127.0.0.2"]
+    await sender.close()
+
+
+CONNECT_ERRORS = {
+    "unreachable": (errno.EHOSTUNREACH, Fault.CONNECT),
+    "reset": (errno.ECONNRESET, Fault.CONNECT),
+    "timed out by the system": (errno.ETIMEDOUT, Fault.CONNECT_TIMEOUT),
+    "our descriptors are used up": (errno.EMFILE, Fault.INTERNAL),
+    "our ports are used up": (errno.EADDRNOTAVAIL, Fault.INTERNAL),
+}
+
+
+@pytest.mark.parametrize(("number", "fault"), CONNECT_ERRORS.values(), ids=CONNECT_ERRORS.keys())
+async def test_what_our_own_machine_lacks_is_not_the_receivers_fault(
+    sender: HttpSender, monkeypatch: pytest.MonkeyPatch, number: int, fault: Fault
+) -> None:
+    async def fail(*_: object) -> socket.socket:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(guard, "_dial_one", fail)
+    exchange = await sender.send(post("http://127.0.0.1/"))
+    assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, fault)
+
+
+# Names
+
+
+async def test_all_who_want_a_name_at_once_share_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+    go = threading.Event()
+
+    def look_up(host: bytes, port: int, **_: object) -> Any:
+        asked.append(host)
+        go.wait(10)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    resolve = SystemResolver()
+    waiting = [asyncio.ensure_future(resolve("a.test", 80)) for _ in range(3)]
+    given_up = asyncio.ensure_future(resolve("a.test", 80))
+    await asyncio.wait({given_up}, timeout=0)
+    given_up.cancel()
+    go.set()
+    assert await asyncio.gather(*waiting) == [[ip_address("192.0.2.1")]] * 3
+    assert asked == [b"a.test"]
+
+
+async def test_names_with_a_dead_name_server_make_no_other_name_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def look_up(host: bytes, port: int, **_: object) -> Any:
+        if host.startswith(b"dead"):
+            go.wait(10)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    sender = HttpSender(LOOPBACK)
+    async with Receiver() as receiver:
+        dead = [
+            asyncio.ensure_future(sender.send(post(f"http://dead{number}.test/", timeout_seconds=9)))
+            for number in range(64)
+        ]
+        healthy = await sender.send(post(f"http://alive.test:{receiver.port}/"))
+        assert healthy.status_code == 200
+        assert not any(task.done() for task in dead)
+        go.set()
+        assert {exchange.fault for exchange in await asyncio.gather(*dead)} == {Fault.DNS}
+    await sender.close()
+
+
+async def test_too_many_lookups_at_once_are_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LOOKUPS_MAX", 0)
+    sender = HttpSender(LOOPBACK)
+    exchange = await sender.send(post("http://a.test/"))
+    assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.INTERNAL)
+    await sender.close()
+
+
+async def test_the_system_resolves_its_own_name() -> None:
+    assert ip_address("127.0.0.1") in await SystemResolver()("localhost", 80)
+
+
+# Cancellation and shutdown
+
+
+STALLS = {
+    "before an answer": {"answers": (hang(),)},
+    "inside the body": {"answers": (send(b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n") + hang(),)},
+    "inside a drip": {"answers": (send(b"HTTP/1.1 200 OK\r\n\r\n") + drip(b"x", 0.01),)},
+}
+
+
+@pytest.mark.parametrize("stall", STALLS.values(), ids=STALLS.keys())
+async def test_cancellation_is_raised_and_closes_the_connection(sender: HttpSender, stall: dict[str, Any]) -> None:
+    async with Receiver(*stall["answers"]) as receiver:
+        task = asyncio.ensure_future(sender.send(post(receiver.url)))
+        await receiver.wait_for_requests(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await receiver.wait_for_ended(1)
+
+
+async def test_cancellation_in_the_handshake_closes_the_connection(named: HttpSender) -> None:
+    begun = asyncio.Event()
+    async with Receiver(at_connect=after_reading(1) + signal(begun) + hang()) as receiver:
+        task = asyncio.ensure_future(named.send(post(f"https://a.test:{receiver.port}/")))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await receiver.wait_for_ended(1)
+
+
+async def test_a_cancelled_exchange_leaves_nothing_that_the_next_one_could_read(sender: HttpSender) -> None:
+    go = asyncio.Event()
+    async with Receiver(wait_for(go) + ok(b"late"), ok(b"mine")) as receiver:
+        task = asyncio.ensure_future(sender.send(post(receiver.url)))
+        await receiver.wait_for_requests(1)
+        task.cancel()
+        go.set()
+        assert (await sender.send(post(receiver.url))).excerpt == b"mine"
+        assert receiver.connections == 2
+
+
+async def test_closing_the_sender_ends_an_exchange_as_our_own_doing(sender: HttpSender) -> None:
+    async with Receiver(hang()) as receiver:
+        task = asyncio.ensure_future(sender.send(post(receiver.url)))
+        await receiver.wait_for_requests(1)
+        await sender.close()
+        exchange = await task
+        assert (exchange.phase, exchange.fault) == (Phase.WRITTEN, Fault.SHUTDOWN)
+        await receiver.wait_for_ended(1)
+        unsent = await sender.send(post(receiver.url))
+        assert (unsent.phase, unsent.fault) == (Phase.NOT_SENT, Fault.SHUTDOWN)
+
+
+async def test_closing_the_sender_ends_idle_connections(sender: HttpSender) -> None:
+    async with Receiver() as receiver:
+        await sender.send(post(receiver.url))
+        await sender.close()
+        await receiver.wait_for_ended(1)
+
+
+# The pool
+
+
+async def test_20_hanging_receivers_time_out_together_and_a_healthy_one_is_served_at_once(sender: HttpSender) -> None:
+    async with Receiver(hang()) as hanging, Receiver() as healthy:
+        stuck = [
+            asyncio.ensure_future(sender.send(post(hanging.url, timeout_seconds=PATIENCE, pool_key=str(number))))
+            for number in range(20)
+        ]
+        await hanging.wait_for_requests(20)
+        meanwhile = await sender.send(post(healthy.url))
+        exchanges = await asyncio.gather(*stuck)
+        afterwards = await sender.send(post(healthy.url))
+        assert {(exchange.phase, exchange.fault) for exchange in exchanges} == {(Phase.WRITTEN, Fault.TIMEOUT)}
+        assert max(exchange.latency_ms for exchange in exchanges) <= PATIENCE * 1_000 + 1_000
+        assert (meanwhile.status_code, afterwards.status_code) == (200, 200)
+        assert max(meanwhile.latency_ms, afterwards.latency_ms) < PATIENCE * 1_000
+        await hanging.wait_for_ended(20)
+
+
+async def test_a_destination_keeps_few_idle_connections_however_many_it_used(sender: HttpSender) -> None:
+    used = KEPT_ALIVE_PER_DESTINATION_MAX + 8
+    go = asyncio.Event()
+    async with Receiver(wait_for(go) + ok()) as receiver:
+        sending = [asyncio.ensure_future(sender.send(post(receiver.url))) for _ in range(used)]
+        await receiver.wait_for_requests(used)
+        go.set()
+        assert {exchange.status_code for exchange in await asyncio.gather(*sending)} == {200}
+        await receiver.wait_for_ended(8)
+        assert len(sender._transport._pool) == KEPT_ALIVE_PER_DESTINATION_MAX
+
+
+async def test_all_destinations_together_keep_a_bounded_number_of_idle_connections(
+    sender: HttpSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "KEPT_ALIVE_MAX", 3)
+    async with Receiver() as receiver:
+        for number in range(5):
+            await sender.send(post(receiver.url, pool_key=str(number)))
+        await receiver.wait_for_ended(2)
+        await sender.send(post(receiver.url, pool_key="4"))
+        assert (receiver.connections, len(sender._transport._pool)) == (5, 3)
+
+
+async def test_an_idle_connection_is_ended_after_its_time(sender: HttpSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "KEPT_ALIVE_SECONDS", 0.02)
+    async with Receiver() as receiver:
+        await sender.send(post(receiver.url))
+        await receiver.wait_for_ended(1)
+
+
+async def test_a_connection_is_not_kept_for_ever(sender: HttpSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CONNECTION_SECONDS_MAX", 0.0)
+    async with Receiver() as receiver:
+        await sender.send(post(receiver.url))
+        await receiver.wait_for_ended(1)
+
+
+async def test_a_deaf_receiver_leaves_nothing_behind(sender: HttpSender) -> None:
+    async with Receiver(at_connect=deaf(), receive_buffer_bytes=4_096) as receiver:
+        await sender.send(post(receiver.url, bytes(8_000_000), timeout_seconds=0.05))
+        assert (len(sender._transport._pool), sender._transport._busy) == (0, set())
+
+
+# Memory
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_1000_bombs_at_once_cost_less_than_10_mb(record_property: Any) -> None:
+    zeros = send(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n") + flood(bytes(256 * 1024))
+    async with Receiver() as calm, Receiver(zeros) as bombs:
+        probe = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.wire.memory_probe", calm.url, bombs.url, "1000"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await probe.communicate()
+        figures = json.loads(output)
+        assert len(bombs.requests) == 1_000
+    for name, figure in figures.items():
+        record_property(name, figure)
+    assert figures["statuses"] == [200]
+    assert figures["grown_bytes"] < 10 * 1024 * 1024, figures
