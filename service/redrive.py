@@ -133,10 +133,9 @@ async def _unknown(ledger: Ledger, tenant: str, selection: Selection) -> frozens
 
 def _fingerprint(order: Order) -> bytes:
     """What makes two orders the same one: their meaning, not their spelling."""
-    meaning = {"selection": asdict(order.selection), "reason": order.reason, **_bounds(order)}
-    if isinstance(order.selection, ByIds):
-        meaning["selection"] = sorted(map(str, order.selection.ids))
-    return hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode()).digest()
+    ids = sorted(map(str, order.selection.ids)) if isinstance(order.selection, ByIds) else None
+    meaning = {"ids": ids, "reason": order.reason, **_bounds(order)}
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).digest()
 
 
 def _bounds(order: Order) -> dict[str, Any]:
@@ -243,10 +242,8 @@ def decide(progress: Progress, batch: int) -> Requeue | Wait | Stop:
     if progress.stop_after_same_reason is not None:
         limit = min(limit, progress.stop_after_same_reason - progress.outstanding_count)
     if progress.rate_per_second is not None:
-        limit = min(
-            limit,
-            math.floor(_earned_seconds(progress, progress.rate_per_second) * progress.rate_per_second + _ROUNDING),
-        )
+        earned_count = _earned_seconds(progress, progress.rate_per_second) * progress.rate_per_second
+        limit = min(limit, math.floor(earned_count + _ROUNDING))
     return Requeue(limit) if limit > 0 else Wait()
 
 

@@ -7,7 +7,7 @@ parsed into values. Unknown fields are refused; output objects always carry all 
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -82,7 +82,7 @@ class AttemptView(_Out):
     error: str | None
     latency_ms: int | None
     response_excerpt: str | None
-    late_result: dict[str, object] | None
+    late_result: dict[str, Any] | None
 
 
 class DeliverySummary(_Out):

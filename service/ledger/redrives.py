@@ -252,16 +252,17 @@ STOPPED_ACTOR: Final = "dispatcher"
 
 
 async def stop(connection: AsyncConnection, progress: Progress, reason: str, deed: audit.Deed) -> None:
-    """running → stopped, for the reason that they die again for. What waited is skipped."""
+    """End a running redrive for the reason that they die again for. What waited is skipped."""
     await _end(connection, progress.id, "stopped", reason, deed)
 
 
 async def cancel(ledger: Ledger, deed: audit.Deed, redrive_id: uuid.UUID) -> bool:
-    """running → cancelled; answers whether it was running. What was requeued goes on; what waited is skipped."""
+    """End a running redrive by a person's word; answers whether it was running. What waited is skipped."""
     async with ledger.transaction() as connection:
         return await _end(connection, redrive_id, "cancelled", None, deed)
 
 
+# Guard: `state = 'running'`; a step that holds the row's lock is waited for. Index: the primary key.
 async def _end(
     connection: AsyncConnection, redrive_id: uuid.UUID, state: str, because: str | None, deed: audit.Deed
 ) -> bool:
