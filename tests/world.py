@@ -75,15 +75,23 @@ class ScriptedSender:
         self.released = asyncio.Event()
         self.released.set()
         self.on_send: Callable[[OutboundRequest], Awaitable[None]] | None = None
+        self._arrived = asyncio.Condition()
 
     async def send(self, request: OutboundRequest) -> Exchange:
-        self.requests.append(request)
+        async with self._arrived:
+            self.requests.append(request)
+            self._arrived.notify_all()
         if self.on_send is not None:
             await self.on_send(request)
         if not self.released.is_set():
             self.hanging.set()
             await self.released.wait()
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until so many requests came."""
+        async with self._arrived, asyncio.timeout(SIGNALS_WITHIN_SECONDS):
+            await self._arrived.wait_for(lambda: len(self.requests) >= count)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -109,9 +117,7 @@ class World:
     def make_deliverer(self, worker: str, *, slots_count: int = 50, patience_seconds: float = 0.05) -> Deliverer:
         """A worker's part in it."""
         bounds = Bounds(slots_count=slots_count, lease_margin_seconds=15.0, patience_seconds=patience_seconds)
-        return Deliverer(
-            self.ledger, self.sender, self.keyring, self.clock, bounds, worker=worker, jitter=lambda: 0.5
-        )
+        return Deliverer(self.ledger, self.sender, self.keyring, self.clock, bounds, worker=worker, jitter=lambda: 0.5)
 
     def make_dispatcher(self) -> Dispatcher:
         """A dispatcher's part in it."""

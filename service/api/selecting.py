@@ -50,6 +50,7 @@ def _by_ids(texts: Sequence[str]) -> ByIds:
 
 
 def no_such_deliveries(wanted: RedriveRequest | DiscardRequest, ids: frozenset[uuid.UUID]) -> ProblemError:
+    """The refusal of a request that names deliveries which the tenant does not have."""
     unknown = {to_typeid(Prefix.DELIVERY, delivery_id) for delivery_id in ids}
     return _wrong_ids([index for index, text in enumerate(wanted.delivery_ids or ()) if text in unknown])
 

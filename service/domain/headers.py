@@ -8,7 +8,7 @@ looked at once more before it is written (`wire_problem`), because a row can be 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,6 +86,10 @@ def wire_problem(headers: Sequence[tuple[str, str]]) -> str | None:
         names = {name.lower() for name, _ in headers}
         if len(names) == len(headers) and not any(map(_is_of_the_connection, names)):
             return None
+    return next(_wire_problems(headers))
+
+
+def _wire_problems(headers: Sequence[tuple[str, str]]) -> Iterator[str]:
     seen: set[str] = set()
     for name, value in headers:
         lower = name.lower()
@@ -95,9 +99,8 @@ def wire_problem(headers: Sequence[tuple[str, str]]) -> str | None:
         if detail is None and lower in seen:
             detail = "The header stands twice."
         if detail is not None:
-            return f"header {name[:HEADER_NAME_CHARS_MAX]!a}: {detail}"
+            yield f"header {name[:HEADER_NAME_CHARS_MAX]!a}: {detail}"
         seen.add(lower)
-    return None
 
 
 def _is_well_formed(headers: Sequence[tuple[str, str]]) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 
 from service.domain import limits
 
-SECRET_PREFIX: Final = "whsec_"  # the public marker of a secret, not one
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 — the public marker of a secret, not one
 SECRET_BYTES_NEW: Final = 32  # as long as the hash: longer keys add nothing
 TOLERANCE_SECONDS: Final = 300  # how far a timestamp may be off before it is taken for a replay
 

@@ -23,9 +23,7 @@ SECRET = "0123456789abcdef"
 async def make_key(ledger: Ledger, tenant: str = "default") -> str:
     """A key of the API, whole."""
     key_id = IdSource()()
-    await keys.add(
-        ledger, key_id, tenant=tenant, name="test", secret_sha256=hashlib.sha256(SECRET.encode()).digest()
-    )
+    await keys.add(ledger, key_id, tenant=tenant, name="test", secret_sha256=hashlib.sha256(SECRET.encode()).digest())
     return f"hlk_{to_typeid(Prefix.KEY, key_id).removeprefix(Prefix.KEY)}_{SECRET}"
 
 

@@ -18,7 +18,7 @@ async def post(api: httpx.AsyncClient, body: bytes | dict[str, Any], key: str = 
     given = {"content": body} if isinstance(body, bytes) else {"json": body}
     return await api.post(
         "/deliveries", headers={"idempotency-key": key, "content-type": "application/json", **headers}, **given
-    )  # type: ignore[arg-type]
+    )
 
 
 def is_problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
@@ -78,9 +78,7 @@ async def test_the_same_meaning_in_another_spelling_is_a_replay(api: httpx.Async
 
 
 async def test_one_key_a_hundred_times_at_once_is_one_delivery(api: httpx.AsyncClient, destination_id: str) -> None:
-    answers = await asyncio.gather(
-        *(post(api, {"destination_id": destination_id, "payload": 1}) for _ in range(100))
-    )
+    answers = await asyncio.gather(*(post(api, {"destination_id": destination_id, "payload": 1}) for _ in range(100)))
     assert sorted({answer.status_code for answer in answers}) == [200, 202]
     assert len({answer.json()["id"] for answer in answers}) == 1
 
@@ -171,7 +169,9 @@ async def test_an_odd_payload_is_kept_byte_for_byte_and_every_list_still_works(
     assert (await api.get("/deliveries")).status_code == 200
 
 
-@pytest.mark.parametrize(("data", "content_type"), [(b"", None), (b"<x/>", "text/xml; charset=utf-16"), (b"\x00\xff", None)])
+@pytest.mark.parametrize(
+    ("data", "content_type"), [(b"", None), (b"<x/>", "text/xml; charset=utf-16"), (b"\x00\xff", None)]
+)
 async def test_bytes_that_are_not_json_come_in_base64(
     api: httpx.AsyncClient, data: bytes, content_type: str | None
 ) -> None:
@@ -237,7 +237,7 @@ async def test_another_tenants_delivery_answers_like_an_unknown_one(
 
 
 async def test_paging_gives_each_delivery_once_while_others_arrive(api: httpx.AsyncClient) -> None:
-    expected = []
+    expected: list[str] = []
     for number in range(7):
         created = await post(api, {"url": "http://127.0.0.1:9/", "payload": number}, f"k{number}")
         expected.insert(0, created.json()["id"])
@@ -245,7 +245,9 @@ async def test_paging_gives_each_delivery_once_while_others_arrive(api: httpx.As
         seen: list[str] = []
         cursor = None
         while True:
-            page = (await api.get("/deliveries", params={"limit": size, **({"cursor": cursor} if cursor else {})})).json()
+            page = (
+                await api.get("/deliveries", params={"limit": size, **({"cursor": cursor} if cursor else {})})
+            ).json()
             seen += [item["id"] for item in page["items"] if item["id"] in expected]
             await post(api, {"url": "http://127.0.0.1:9/", "payload": 0}, f"new{size}-{len(seen)}")
             cursor = page["next_cursor"]

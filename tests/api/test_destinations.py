@@ -64,7 +64,7 @@ async def test_a_destination_is_changed_field_by_field(api: httpx.AsyncClient, d
         ({"timeout_seconds": 61}, "/timeout_seconds"),
         ({"retry": {"max_attempts": 0}}, "/retry/max_attempts"),
         ({"retry": {"schedule_seconds": []}}, "/retry/schedule_seconds"),
-        ({"retry": {"schedule_seconds": [1, -1]}}, "/retry/schedule_seconds/..."),
+        ({"retry": {"schedule_seconds": [1, -1]}}, "/retry/schedule_seconds/1"),
         ({"retry": {"schedule_seconds": [1], "base_seconds": 1}}, "/retry"),
         ({"retry": {"base_seconds": 100, "cap_seconds": 10}}, "/retry/base_seconds"),
         ({"on_ambiguous": "guess"}, "/on_ambiguous"),

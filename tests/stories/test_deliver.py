@@ -203,7 +203,7 @@ async def test_a_worker_with_two_slots_sends_two_at_a_time_and_claims_no_more(wo
     deliverer = world.make_deliverer("w", slots_count=2)
     working = asyncio.create_task(deliverer.deliver(ids))
     await asyncio.wait_for(world.sender.hanging.wait(), SIGNALS_WITHIN_SECONDS)
-    await asyncio.wait_for(_until(lambda: len(world.sender.requests) == 2), SIGNALS_WITHIN_SECONDS)
+    await world.sender.wait_for_requests(2)
     assert sorted([(await world.view(delivery_id))["state"] for delivery_id in ids]) == [
         "delivering",
         "delivering",
@@ -220,10 +220,6 @@ async def test_a_worker_that_was_paused_after_its_claim_does_not_send(world: Wor
     destination = await world.destination()
     delivery_id = await world.accepted(destination.id)
     clock = world.clock
-
-    class PausedBetween(type(world.sender)):  # type: ignore[misc]
-        pass
-
     real_claim = attempting.claim
 
     async def slow_claim(*args: object, **kwargs: object) -> object:
@@ -349,9 +345,3 @@ def attempting_unavailable() -> Exception:
     from service.errors import LedgerUnavailable
 
     return LedgerUnavailable("the answer was lost")
-
-
-async def _until(condition: object) -> None:
-    assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0)

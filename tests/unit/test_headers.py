@@ -91,4 +91,5 @@ def test_the_services_own_headers_may_be_written_once() -> None:
     assert wire_problem(own) is None
     assert wire_problem([*own, ("webhook-id", "forged")]) == "header 'webhook-id': The header stands twice."
     assert wire_problem([*own, ("Proxy-Authorization", "x")]) is not None
+    assert wire_problem([*own, ("X-A", "a\nb")]) is not None
     assert wire_problem([*own, ("HOST", "x")]) == "header 'HOST': The header belongs to the connection."

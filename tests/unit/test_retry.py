@@ -131,7 +131,9 @@ def test_a_lost_worker_means_unknown_and_the_third_in_a_row_means_poison() -> No
 
 def test_delays_rise_whatever_the_dice_say_until_the_cap() -> None:
     policy = RetryPolicy(base_seconds=5, cap_seconds=100)
-    slowest_then_fastest = [(backoff_seconds(policy, n, 0.0), backoff_seconds(policy, n + 1, 0.999999)) for n in range(1, 5)]
+    slowest_then_fastest = [
+        (backoff_seconds(policy, n, 0.0), backoff_seconds(policy, n + 1, 0.999999)) for n in range(1, 5)
+    ]
     assert all(slow < fast for slow, fast in slowest_then_fastest)
     assert [backoff_seconds(policy, number, 0.0) for number in range(1, 8)] == [5, 10, 20, 40, 80, 100, 100]
 

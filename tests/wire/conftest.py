@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from service.domain.address import AllowList
+from service.domain.address import AllowList, IPAddress
 from service.egress.sender import HttpSender
 from tests.wire.certificates import Authority
 
@@ -47,6 +48,18 @@ def dialled() -> Iterator[list[Any]]:
 async def sender(authority: Authority) -> AsyncIterator[HttpSender]:
     """A sender that may use the loopback and trusts the tests' authority alone."""
     made = HttpSender(AllowList.parse("127.0.0.0/8:*,::1/128:*"), tls=authority.client_context())
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def named(authority: Authority) -> AsyncIterator[HttpSender]:
+    """A sender for which every name is this machine, and may be."""
+
+    async def everything_is_here(host: str, port: int) -> list[IPAddress]:
+        return [ip_address("127.0.0.1")]
+
+    made = HttpSender(AllowList.parse("127.0.0.0/8:*"), tls=authority.client_context(), resolve=everything_is_here)
     yield made
     await made.close()
 

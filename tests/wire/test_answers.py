@@ -136,6 +136,10 @@ FAULTS = {
     "odd: HTTP/0.9": (send(b"hello") + hang(), Fault.GARBAGE),
     "odd: a TLS alert": (send(b"\x15\x03\x01\x00\x02\x02\x16") + hang(), Fault.GARBAGE),
     "odd: a 200 kB header": (send(HEAD + b"X: " + b"y" * 200_000 + b"\r\n\r\n") + hang(), Fault.GARBAGE),
+    "odd: a 64 kB head and an answer behind it": (
+        send(HEAD + b"X: " + b"y" * 65_530 + b"\r\n\r\n" + HEAD + b"\r\n") + hang(),
+        Fault.GARBAGE,
+    ),
     "odd: status 099": (send(b"HTTP/1.1 099 What\r\n\r\n") + hang(), Fault.GARBAGE),
     "odd: HTTP/2": (send(b"HTTP/2 200\r\n\r\n") + hang(), Fault.GARBAGE),
     "odd: two digits": (send(b"HTTP/1.1 20 OK\r\n\r\n") + hang(), Fault.GARBAGE),
