@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.domain import limits
+from service.domain.address import AllowList
 
 
 class Settings(BaseSettings):
@@ -99,6 +100,12 @@ class Settings(BaseSettings):
     @classmethod
     def _keyring_is_usable(cls, value: SecretStr) -> SecretStr:
         parse_keyring(value.get_secret_value())
+        return value
+
+    @field_validator("egress_allow")
+    @classmethod
+    def _allow_list_is_readable(cls, value: str) -> str:
+        AllowList.parse(value)
         return value
 
     @model_validator(mode="after")
