@@ -140,7 +140,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     ]
     _, schemas = msgspec.json.schema_components([*kinds, ProblemBody], ref_template="#/components/schemas/{name}")
     components = document.setdefault("components", {})
-    components["schemas"] = schemas
+    # FastAPI's own: the enumerations of parameters, and an error form that is never answered.
+    parameters = {name: own for name, own in components.get("schemas", {}).items() if "ValidationError" not in name}
+    components["schemas"] = {**parameters, **schemas}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "`hlk_…`"}}
     for path, operations_of_path in document["paths"].items():
         for operation in operations_of_path.values():

@@ -1,0 +1,138 @@
+"""The statements of the delivery path use the index they name, whatever the statistics say.
+
+A partial index that can be picked for a statement *by id* is walked whole once the statistics were
+taken while it was empty; so each plan is looked at under both kinds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from service.domain.delivery import Complete
+from service.domain.outcome import Exchange, Outcome, Phase
+from service.ledger import attempting, dispatching
+from service.ledger.attempting import Settlement
+from tests.world import World
+
+ROWS = 2_000
+
+STATES = {
+    "pending": "state = 'pending'",
+    "delivering": "state = 'delivering', wake_at = NULL, lease_until = now() + interval '1 h', claimed_at = now(),"
+    " attempt_count = 1, worker = 'w'",
+    "delivered": "state = 'delivered', wake_at = NULL, completed_at = now(), attempt_count = 1",
+}
+
+
+async def fill(world: World, state: str) -> list[uuid.UUID]:
+    """Many deliveries in one state."""
+    destination = await world.destination()
+    ids = [world.new_id() for _ in range(ROWS)]
+    await world.execute(
+        """
+        INSERT INTO deliveries (id, destination_id, tenant, state, next_attempt_at, deadline_at, wake_at, attempts_max)
+        SELECT id, :destination, 'default', 'pending', now(), now() + interval '1 day', now(), 5
+        FROM unnest(CAST(:ids AS uuid[])) AS id
+        """,
+        {"ids": ids, "destination": destination.id},
+    )
+    await world.execute(f"UPDATE deliveries SET {STATES[state]}")
+    await world.execute(
+        """
+        INSERT INTO payloads (delivery_id, destination_id, tenant, event_id, content_type, body_sha256, body)
+        SELECT id, destination_id, tenant, id::text, 'application/json', '', '1' FROM deliveries
+        """
+    )
+    return ids
+
+
+async def indexes_of(world: World, statement: sa.TextClause, values: dict[str, Any]) -> set[str]:
+    """The indexes, or sequentially read tables, that a plan touches: their partitioned parents' names."""
+    [row] = await world.fetch(f"EXPLAIN (FORMAT JSON) {statement.text}", values)
+    found: set[str] = set()
+
+    def walk(node: dict[str, Any]) -> None:
+        if "Index Name" in node:
+            found.add(node["Index Name"])
+        elif node["Node Type"] == "Seq Scan":
+            found.add(f"seq:{node['Relation Name']}")
+        for child in node.get("Plans", ()):
+            walk(child)
+
+    walk(row["QUERY PLAN"][0]["Plan"])
+    return found
+
+
+def on_deliveries(indexes: set[str]) -> set[str]:
+    """What is read of the big table, without the empty partitions."""
+    return {name for name in indexes if name.startswith(("deliveries_2", "seq:deliveries_2"))}
+
+
+async def before_and_after(world: World, state_at_statistics: str, state: str) -> list[uuid.UUID]:
+    """Rows in `state`, with statistics that were taken while all were in another."""
+    ids = await fill(world, state_at_statistics)
+    await world.execute("ANALYZE deliveries")
+    await world.execute(
+        f"UPDATE deliveries SET wake_at = now(), lease_until = NULL, completed_at = NULL, {STATES[state]}"
+        if state == "pending"
+        else f"UPDATE deliveries SET completed_at = NULL, {STATES[state]}"
+    )
+    return ids
+
+
+@pytest.mark.parametrize("at_statistics", ["pending", "delivered"])
+async def test_a_claim_goes_by_the_primary_key(world: World, at_statistics: str) -> None:
+    ids = await before_and_after(world, at_statistics, "pending")
+    used = on_deliveries(
+        await indexes_of(world, attempting._CLAIM, {"ids": ids[:50], "worker": "w", "margin_seconds": 15.0})
+    )
+    assert used
+    assert all(name.endswith("_pkey") for name in used), used
+
+
+@pytest.mark.parametrize("at_statistics", ["delivering", "delivered"])
+async def test_a_settle_goes_by_the_primary_key(world: World, at_statistics: str) -> None:
+    ids = await before_and_after(world, at_statistics, "delivering")
+    used = on_deliveries(
+        await indexes_of(world, attempting._SETTLE, attempting._settle_values(settlements(world, ids[:50])))
+    )
+    assert used
+    assert all(name.endswith("_pkey") for name in used), used
+
+
+@pytest.mark.parametrize("at_statistics", ["pending", "delivered"])
+async def test_the_due_step_goes_by_wake_at(world: World, at_statistics: str) -> None:
+    await before_and_after(world, at_statistics, "pending")
+    used = on_deliveries(await indexes_of(world, dispatching._TAKE_DUE, {"visibility_seconds": 2.0, "batch": 100}))
+    assert any("wake_at" in name for name in used), used
+    assert not any(name.startswith("seq:") for name in used), used
+
+
+async def test_the_rescue_goes_by_lease(world: World) -> None:
+    await before_and_after(world, "delivered", "delivered")
+    used = on_deliveries(await indexes_of(world, dispatching._LOST, {"stale_seconds": 10.0, "batch": 100}))
+    assert used
+    assert all("lease_until" in name for name in used), used
+
+
+def settlements(world: World, ids: Sequence[uuid.UUID]) -> list[Settlement]:
+    now = world.clock.now()
+    return [
+        Settlement(
+            delivery_id=delivery_id,
+            number=1,
+            scheduled_at=now,
+            claimed_at=now,
+            trigger="schedule",
+            worker="w",
+            outcome=Outcome.SUCCESS,
+            decision=Complete(),
+            exchange=Exchange(Phase.RESPONDED, 1, 200),
+        )
+        for delivery_id in ids
+    ]
