@@ -12,6 +12,8 @@ from service.domain.retry import Budget, RetryPolicy
 from service.ledger.destinations import policy_of
 from service.ledger.session import Ledger, rows
 
+# The ids go through arrays so that the updates find their rows by key and not by a join, for which a
+# small table's statistics would read the whole of a large one.
 _TAKE_DUE = sa.text("""
 WITH due AS (
     SELECT d.id, t.state AS destination_state, d.deadline_at <= now() AS late
@@ -22,13 +24,13 @@ WITH due AS (
     ) d JOIN destinations t ON t.id = d.destination_id
 ), hinted AS (
     UPDATE deliveries d SET wake_at = now() + make_interval(secs => :visibility_seconds)
-    FROM due WHERE d.id = due.id AND due.destination_state = 'active' AND NOT due.late AND d.state = 'pending'
+    WHERE d.id = ANY(ARRAY(SELECT id FROM due WHERE destination_state = 'active' AND NOT late)) AND d.state = 'pending'
     RETURNING d.id, d.next_attempt_at
 ), expired AS (
     UPDATE deliveries d
     SET state = 'dead', wake_at = NULL, parked = false, completed_at = now(),
-        dead_reason = CASE WHEN due.late THEN 'deadline' ELSE 'disabled' END
-    FROM due WHERE d.id = due.id AND (due.late OR due.destination_state = 'disabled') AND d.state = 'pending'
+        dead_reason = CASE WHEN d.deadline_at <= now() THEN 'deadline' ELSE 'disabled' END
+    WHERE d.id = ANY(ARRAY(SELECT id FROM due WHERE late OR destination_state = 'disabled')) AND d.state = 'pending'
     RETURNING d.id, d.dead_reason
 )
 SELECT due.id, hinted.next_attempt_at, expired.dead_reason, due.destination_state = 'paused' AND NOT due.late AS paused

@@ -28,10 +28,12 @@ CATALOGS = {
             pg_get_expr(d.adbin, d.adrelid)
         FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d
             ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT c.relispartition
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND a.attnum > 0
+            AND NOT c.relispartition
     """,
     "constraints": """
-        SELECT c.relname, k.conname, pg_get_constraintdef(k.oid) FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+        SELECT c.relname, k.conname, pg_get_constraintdef(k.oid)
+        FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
         WHERE c.relnamespace = 'public'::regnamespace AND NOT c.relispartition
     """,
     "indexes": """
@@ -143,7 +145,7 @@ async def test_a_ledger_that_is_bare_or_behind_or_ahead_is_told_apart(
         def walk_revisions(self) -> list[sa.Row[tuple[str]]]:
             return [type("R", (), {"revision": name})() for name in ("0002", "0001")]
 
-    monkeypatch.setattr(migrate, "_script", lambda: OneMore())
+    monkeypatch.setattr(migrate, "_script", OneMore)
     assert await migrate.check_migrated(ledger) == "The ledger is behind by 1 migration(s): run `hookledger migrate`."
     await world.execute("DROP TABLE alembic_version")
     assert await migrate.check_migrated(ledger) == "The ledger has no tables yet: run `hookledger migrate`."

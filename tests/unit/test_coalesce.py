@@ -16,11 +16,13 @@ class Flushes:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.begun = asyncio.Event()
         self.go = asyncio.Event()
         self.go.set()
 
     async def __call__(self, batch: Sequence[int]) -> list[int]:
         self.batches.append(list(batch))
+        self.begun.set()
         await self.go.wait()
         if any(item < 0 for item in batch):
             raise LedgerRefused("a bad row", "22000")
@@ -45,8 +47,7 @@ async def test_what_arrives_during_a_flush_goes_with_the_next() -> None:
     flushes.go.clear()
     coalescer = Coalescer(flushes)
     first = asyncio.create_task(coalescer.submit(1))
-    while not flushes.batches:
-        await asyncio.sleep(0)
+    await flushes.begun.wait()
     others = [asyncio.create_task(coalescer.submit(number)) for number in (2, 3, 4)]
     await asyncio.sleep(0)
     flushes.go.set()
@@ -107,8 +108,7 @@ async def test_a_submitter_that_left_does_not_disturb_the_others() -> None:
     flushes.go.clear()
     coalescer = Coalescer(flushes)
     gone, stays = asyncio.create_task(coalescer.submit(1)), asyncio.create_task(coalescer.submit(2))
-    while not flushes.batches:
-        await asyncio.sleep(0)
+    await flushes.begun.wait()
     gone.cancel()
     flushes.go.set()
     assert await stays == 4
