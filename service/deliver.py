@@ -70,11 +70,16 @@ class Deliverer:
         self._settles: Coalescer[Settlement, bool] = Coalescer(self._settle_batch)
         self._attempts: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._awake_at = clock.monotonic()
 
     @property
     def in_flight_count(self) -> int:
         """How many attempts are under way."""
         return len(self._attempts)
+
+    def tick(self) -> None:
+        """Say that the process runs. Called at least every second for as long as it does."""
+        self._awake_at = self._clock.monotonic()
 
     async def deliver(self, delivery_ids: Sequence[uuid.UUID]) -> None:
         """Attempt those of the ids that are due, as slots become free; return when all are settled.
@@ -203,7 +208,16 @@ class Deliverer:
             body=claim.body,
             timeout_seconds=claim.timeout_seconds,
             pool_key=str(claim.destination_id),
+            may_write=self._is_awake,
         )
+
+    def _is_awake(self) -> bool:
+        """Whether no pause (SIGSTOP, a sleeping machine) can have cost the leases of what is being sent.
+
+        After a pause the ticks are old until the loop has run again, so a request whose connection
+        was being made is not written: another worker may be making its next attempt.
+        """
+        return self._clock.monotonic() - self._awake_at <= self._bounds.claim_young_seconds
 
     async def _settle(self, claim: Claim, settlement: Settlement, *, settle_until: float) -> None:
         """Write the outcome, for as long as the lease lasts; then the rescue calls it unknown."""

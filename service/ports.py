@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from service.domain.outcome import Exchange
+
+
+def always() -> bool:
+    """The answer of a caller that holds no lease."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,8 @@ class OutboundRequest:
 
     `headers` are complete but for `Host`, `Content-Length`, `Accept-Encoding` and `Connection`,
     which belong to the sender. `timeout_seconds` is one total deadline over connecting, writing
-    and reading. `pool_key` keeps one destination's connections apart from every other's.
+    and reading. `pool_key` keeps one destination's connections apart from every other's. `may_write`
+    is asked last, before the first byte: when it says no, the request ends unsent as our own fault.
     """
 
     url: str
@@ -29,6 +35,7 @@ class OutboundRequest:
     body: bytes
     timeout_seconds: float
     pool_key: str
+    may_write: Callable[[], bool] = always
 
 
 class Sender(Protocol):

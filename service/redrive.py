@@ -162,11 +162,6 @@ def _selected(selection: Selection) -> dict[str, Any]:
 
 # The dispatcher's part
 
-_PASS_REDRIVES_MAX: Final = limits.PASS_ROUNDS_MAX * limits.REDRIVE_BATCH
-
-# How far a rate may be caught up with after a pause: without a bound, an hour's pause would be a flood.
-_BURST_SECONDS: Final = 1.0
-
 # Instants are kept in microseconds: a whole delivery may be a little less than one.
 _ROUNDING: Final = 1e-3
 
@@ -196,7 +191,7 @@ async def step(ledger: Ledger, *, batch: int = limits.REDRIVE_BATCH) -> bool:
     Answers whether one was left with more to do now.
     """
     more, after = False, None
-    for _ in range(_PASS_REDRIVES_MAX):
+    for _ in range(limits.REDRIVES_PER_PASS_MAX):
         advanced = await _advance(ledger, after, batch)
         if advanced is None:
             break
@@ -260,4 +255,4 @@ def _earned_seconds(progress: Progress, rate_per_second: float) -> float:
     one_seconds = 1 / rate_per_second
     if progress.elapsed_seconds is None:
         return one_seconds
-    return min(progress.elapsed_seconds, max(_BURST_SECONDS, one_seconds))
+    return min(progress.elapsed_seconds, max(limits.REDRIVE_BURST_SECONDS, one_seconds))

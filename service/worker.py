@@ -23,6 +23,7 @@ from service.telemetry import events
 from service.telemetry.logging import configure, log
 
 _QUEUE_PAUSE_SECONDS = 0.5
+_TICK_SECONDS = 0.5
 
 
 def run(settings: Settings) -> None:
@@ -40,6 +41,7 @@ async def _work(settings: Settings) -> None:
     bootstrap.stop_on_signals(stopping.set)
     await _beat_once(ledger, worker)
     beating = asyncio.create_task(_beat(ledger, worker, settings.heartbeat_seconds))
+    ticking = asyncio.create_task(_tick(deliverer))
     taking = asyncio.create_task(_take_hints(settings, deliverer))
     log.info(events.STARTED, worker=worker, slots=settings.worker_slots)
     await asyncio.wait({taking, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -47,9 +49,9 @@ async def _work(settings: Settings) -> None:
         taking.result()  # it only ends by a bug of ours: say so and let the supervisor start anew
     log.info(events.STOPPING, in_flight_count=deliverer.in_flight_count)
     await deliverer.stop(settings.worker_grace_seconds)
-    for task in (taking, beating):
+    for task in (taking, beating, ticking):
         task.cancel()
-    await asyncio.gather(taking, beating, return_exceptions=True)
+    await asyncio.gather(taking, beating, ticking, return_exceptions=True)
     with contextlib.suppress(LedgerUnavailable):
         await dispatching.leave(ledger, worker)
     await sender.close()
@@ -76,6 +78,12 @@ async def _take_hints(settings: Settings, deliverer: Deliverer) -> None:
                 log.warning(events.QUEUE_DOWN, error=str(error))
             down = True
             await asyncio.sleep(_QUEUE_PAUSE_SECONDS)
+
+
+async def _tick(deliverer: Deliverer) -> None:
+    while True:
+        deliverer.tick()
+        await asyncio.sleep(_TICK_SECONDS)
 
 
 async def _beat(ledger: Ledger, worker: str, every_seconds: float) -> None:

@@ -18,6 +18,7 @@ from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
 from service.api.problems import Problem, ProblemError, not_found
 from service.api.schemas import AttemptView, DeliveryPage, DeliveryRequest, DeliverySummary, DeliveryView
 from service.api.state import AppState, state_of
+from service.api.times import in_utc
 from service.domain import limits
 from service.domain.delivery import DeadReason, State
 from service.domain.ids import Prefix, parse_typeid, to_typeid
@@ -211,8 +212,8 @@ async def list_deliveries(
         dead_reason=dead_reason.value if dead_reason else None,
         outcome=outcome.value if outcome else None,
         metadata=_metadata_filter(request),
-        created_after=aware(created_after, "created_after"),
-        created_before=aware(created_before, "created_before"),
+        created_after=_instant(created_after, "created_after"),
+        created_before=_instant(created_before, "created_before"),
     )
     filters = {name: value for name, value in request.query_params.multi_items() if name not in ("cursor", "limit")}
     place = decode_cursor(cursor, filters, 1)
@@ -229,11 +230,12 @@ async def list_deliveries(
     return answer(DeliveryPage(items=items, next_cursor=encode_cursor(filters, [items[-1].id]) if more else None))
 
 
-def aware(at: dt.datetime | None, name: str) -> dt.datetime | None:
-    """A time in a query, which must say its zone. Raises a 400."""
-    if at is not None and at.tzinfo is None:
-        raise ProblemError(Problem.MALFORMED_REQUEST, f"{name} must carry a zone, such as Z")
-    return at
+def _instant(at: dt.datetime | None, name: str) -> dt.datetime | None:
+    """A time in a query. Raises a 400."""
+    try:
+        return in_utc(at)
+    except ValueError as error:
+        raise ProblemError(Problem.MALFORMED_REQUEST, f"{name} {error}") from None
 
 
 def _storable(text: str | None) -> str | None:

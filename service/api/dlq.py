@@ -32,8 +32,9 @@ from service.api.schemas import (
     RedriveRequest,
     RedriveView,
 )
-from service.api.selecting import in_utc, no_such_deliveries, rate_of, selection_of
+from service.api.selecting import no_such_deliveries, selection_of
 from service.api.state import state_of
+from service.api.times import in_utc
 from service.domain import limits
 from service.domain.delivery import DeadReason
 from service.domain.ids import Prefix, parse_typeid, to_typeid
@@ -179,7 +180,7 @@ async def redrive_dead_letters(request: Request) -> Response:
         preview = await _preview(request, wanted, selection)
         sample = [_dead_letter(row) for row in preview.sample]
         return answer(RedriveDryRun(dry_run=True, selected=preview.dead_count, sample=sample))
-    order = Order(selection, reason, rate_of(wanted), wanted.stop_after_same_reason)
+    order = Order(selection, reason, wanted.rate_per_second, wanted.stop_after_same_reason)
     started = await redrive.start(state.ledger, principal.tenant, principal.actor, order, key=key, new_id=state.new_id)
     match started:
         case redrive.Started(redrive_id):

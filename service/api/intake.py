@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from service.api.problems import FieldError, Problem, ProblemError, invalid
 from service.api.schemas import DeliveryRequest
+from service.api.times import in_utc
 from service.domain import limits
 from service.domain.address import AllowList, UrlProblem, judge_url, parse_url
 from service.domain.headers import check_headers
@@ -110,14 +111,17 @@ def to_new_delivery(
     if request.headers:
         check_custom_headers(request.headers)
     _check_metadata(request.metadata)
-    _check_times(request, now)
+    due_at, deadline_at = _instant(request.deliver_at, "/deliver_at"), _instant(request.deadline_at, "/deadline_at")
+    _check_times(request, due_at, deadline_at, now)
     body_sha256 = hashlib.sha256(body).digest()
     event_id = request.event_id if request.event_id is not None else key
     return NewDelivery(
         id=delivery_id,
         tenant=tenant,
         key=key,
-        fingerprint=_fingerprint(request, destination_id, event_id, content_type, body_sha256),
+        fingerprint=_fingerprint(
+            destination_id, event_id, request, content_type, body_sha256, due_at=due_at, deadline_at=deadline_at
+        ),
         destination_id=destination_id,
         event_id=event_id,
         event_type=request.event_type,
@@ -126,9 +130,9 @@ def to_new_delivery(
         metadata=request.metadata,
         body=body,
         body_sha256=body_sha256,
-        due_at=request.deliver_at,
+        due_at=due_at,
         delay_seconds=request.delay_seconds,
-        deadline_at=request.deadline_at,
+        deadline_at=deadline_at,
         deadline_seconds=request.deadline_seconds,
     )
 
@@ -163,25 +167,41 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
             raise invalid(FieldError("/metadata", "names and values may not hold a NUL"))
 
 
-def _check_times(request: DeliveryRequest, now: dt.datetime) -> None:
+def _instant(at: dt.datetime | None, pointer: str) -> dt.datetime | None:
+    try:
+        return in_utc(at)
+    except ValueError as error:
+        raise invalid(FieldError(pointer, str(error))) from None
+
+
+def _check_times(
+    request: DeliveryRequest, due_at: dt.datetime | None, deadline_at: dt.datetime | None, now: dt.datetime
+) -> None:
     """Times that exclude each other, or lie beyond what is kept."""
-    if request.deliver_at is not None and request.delay_seconds is not None:
+    if due_at is not None and request.delay_seconds is not None:
         raise invalid(FieldError("/delay_seconds", "give either deliver_at or delay_seconds"))
-    if request.deadline_at is not None and request.deadline_seconds is not None:
+    if deadline_at is not None and request.deadline_seconds is not None:
         raise invalid(FieldError("/deadline_seconds", "give either deadline_at or deadline_seconds"))
     farthest = now + dt.timedelta(seconds=limits.DELAY_SECONDS_MAX)
-    due_at = request.deliver_at or now + dt.timedelta(seconds=request.delay_seconds or 0)
-    if due_at > farthest:
+    begins_at = due_at or now + dt.timedelta(seconds=request.delay_seconds or 0)
+    if begins_at > farthest:
         raise invalid(FieldError("/deliver_at", "deliver_at may lie a year ahead at most"))
-    if request.deadline_at is not None:
-        if request.deadline_at <= max(due_at, now):
+    if deadline_at is not None:
+        if deadline_at <= max(begins_at, now):
             raise invalid(FieldError("/deadline_at", "the deadline must lie after the delivery's due time"))
-        if request.deadline_at > farthest + dt.timedelta(seconds=limits.DEADLINE_SECONDS_MAX):
+        if deadline_at > farthest + dt.timedelta(seconds=limits.DEADLINE_SECONDS_MAX):
             raise invalid(FieldError("/deadline_at", "the deadline lies too far ahead"))
 
 
 def _fingerprint(
-    request: DeliveryRequest, destination_id: uuid.UUID, event_id: str, content_type: str, body_sha256: bytes
+    destination_id: uuid.UUID,
+    event_id: str,
+    request: DeliveryRequest,
+    content_type: str,
+    body_sha256: bytes,
+    *,
+    due_at: dt.datetime | None,
+    deadline_at: dt.datetime | None,
 ) -> bytes:
     """What makes two requests the same one: their meaning, not their spelling around the payload's bytes."""
     parts: list[str] = [
@@ -190,9 +210,9 @@ def _fingerprint(
         request.event_type or "",
         content_type,
         body_sha256.hex(),
-        request.deliver_at.astimezone(dt.UTC).isoformat() if request.deliver_at else "",
+        due_at.isoformat() if due_at else "",
         repr(request.delay_seconds) if request.delay_seconds is not None else "",
-        request.deadline_at.astimezone(dt.UTC).isoformat() if request.deadline_at else "",
+        deadline_at.isoformat() if deadline_at else "",
         repr(request.deadline_seconds) if request.deadline_seconds is not None else "",
     ]
     for named in (request.headers, request.metadata):

@@ -286,7 +286,9 @@ class RedriveRequest(_In):
     filter: DeadLetterFilter | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
     dry_run: bool = False
-    rate_per_second: Annotated[float, Meta(gt=0, le=limits.REDRIVE_RATE_PER_SECOND_MAX)] | None = None
+    rate_per_second: (
+        Annotated[float, Meta(ge=limits.REDRIVE_RATE_PER_SECOND_MIN, le=limits.REDRIVE_RATE_PER_SECOND_MAX)] | None
+    ) = None
     stop_after_same_reason: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
 
 

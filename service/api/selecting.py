@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from service.api.problems import FieldError, ProblemError, invalid
 from service.api.schemas import DeadLetterFilter, DiscardRequest, RedriveRequest
+from service.api.times import in_utc
 from service.domain import limits
 from service.domain.delivery import DeadReason
 from service.domain.ids import Prefix, parse_typeid, to_typeid
@@ -16,12 +17,6 @@ from service.domain.outcome import Outcome
 from service.ledger.dead_letters import ByFilter, ByIds, DeadFilter, Selection
 
 E = TypeVar("E", DeadReason, Outcome)
-
-# Of ten thousand ids, all may be wrong; the first few say what is.
-_ERRORS_MAX: Final = 100
-
-# A redrive that puts one back in a quarter of an hour is as good as none; far less is no number of seconds.
-_RATE_PER_SECOND_MIN: Final = 0.001
 
 
 def selection_of(wanted: RedriveRequest | DiscardRequest) -> Selection:
@@ -56,7 +51,10 @@ def no_such_deliveries(wanted: RedriveRequest | DiscardRequest, ids: frozenset[u
 
 
 def _wrong_ids(indexes: Sequence[int]) -> ProblemError:
-    errors = [FieldError(f"/delivery_ids/{index}", "there is no such delivery") for index in indexes[:_ERRORS_MAX]]
+    errors = [
+        FieldError(f"/delivery_ids/{index}", "there is no such delivery")
+        for index in indexes[: limits.FIELD_ERRORS_MAX]
+    ]
     return invalid(*errors)
 
 
@@ -89,23 +87,3 @@ def _instant_field(at: dt.datetime | None, pointer: str) -> dt.datetime | None:
         return in_utc(at)
     except ValueError as error:
         raise invalid(FieldError(pointer, str(error))) from None
-
-
-def rate_of(wanted: RedriveRequest) -> float | None:
-    """The rate of a redrive. Raises a 422."""
-    rate_per_second = wanted.rate_per_second
-    if rate_per_second is not None and rate_per_second < _RATE_PER_SECOND_MIN:
-        raise invalid(FieldError("/rate_per_second", f"a rate is at least {_RATE_PER_SECOND_MIN} per second"))
-    return rate_per_second
-
-
-def in_utc(at: dt.datetime | None) -> dt.datetime | None:
-    """An instant in UTC, so that one instant has one spelling. Raises ValueError."""
-    if at is None:
-        return None
-    if at.tzinfo is None:
-        raise ValueError("must carry a zone, such as Z")
-    try:
-        return at.astimezone(dt.UTC)
-    except OverflowError:
-        raise ValueError("lies outside the years 1 to 9999") from None

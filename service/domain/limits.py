@@ -73,7 +73,12 @@ PASS_ROUNDS_MAX: Final = 20  # full batches one step may take in one pass
 
 # Redrive
 REDRIVE_ITEMS_MAX: Final = 10_000
+REDRIVE_RATE_PER_SECOND_MIN: Final = 0.001  # slower than one in a quarter of an hour is no rate
 REDRIVE_RATE_PER_SECOND_MAX: Final = 1_000
+REDRIVE_BURST_SECONDS: Final = 1.0  # of a rated redrive, made up for after a pause of the dispatcher
+REDRIVES_PER_PASS_MAX: Final = 2_000
+SUMMARY_GROUPS_MAX: Final = 1_000  # destinations times reasons in one summary
+FIELD_ERRORS_MAX: Final = 100  # of ten thousand ids all may be wrong; the first few say what is
 REASON_CHARS_MAX: Final = 500
 DRY_RUN_SAMPLE: Final = 20
 

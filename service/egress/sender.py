@@ -68,7 +68,7 @@ def _prepare(request: OutboundRequest, deadline: float) -> httpx.Request:
         _origin(url.origin),
         headers=headers,
         stream=httpx.ByteStream(request.body),  # given as a stream, httpx adds no header of its own
-        extensions={ROUTE: Route(url, request.pool_key, deadline)},
+        extensions={ROUTE: Route(url, request.pool_key, deadline, request.may_write)},
     )
 
 

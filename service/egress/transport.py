@@ -7,6 +7,7 @@ interrupts it ends the connection; a response whose head arrived is a response, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from service.egress.faults import WireError
 from service.egress.guard import Guard, Progress
 from service.egress.pool import Pool
 from service.egress.response import ResponseReader
+from service.ports import always
 
 ROUTE: Final = "route"  # the request extension that carries a Route
 NOTE: Final = "note"  # the response extension that says how the body went wrong, or None
@@ -34,6 +36,7 @@ class Route:
     url: DestinationUrl
     pool_key: str
     deadline: float  # by the event loop's clock
+    may_write: Callable[[], bool] = always  # asked last, before the first byte
 
 
 class WireTransport(httpx.AsyncBaseTransport):
@@ -85,6 +88,8 @@ class WireTransport(httpx.AsyncBaseTransport):
         try:
             if self._closed:
                 raise WireError(Phase.NOT_SENT, Fault.SHUTDOWN, "the sender stopped before the request was written")
+            if not route.may_write():
+                raise WireError(Phase.NOT_SENT, Fault.INTERNAL, "the process was paused before the request was written")
             return await connection.exchange(head, body, route.deadline)
         finally:  # a cancelled exchange too: its connection is not fit to be kept, and ends here
             self._busy.discard(connection)

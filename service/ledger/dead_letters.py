@@ -14,11 +14,10 @@ from typing import Any, Final, assert_never
 
 import sqlalchemy as sa
 
+from service.domain import limits
 from service.domain.delivery import DeadReason
 from service.domain.outcome import Outcome
 from service.ledger.session import Ledger, Row, rows
-
-SUMMARY_GROUPS_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +76,22 @@ _CHOSEN_BY_IDS: Final = (
 )
 
 _CONDITIONS: Final = {
-    "destination_id": "d.destination_id = CAST(:destination_id AS uuid)",
-    "reason": "d.dead_reason = :reason",
-    "outcome": "d.last_outcome = :outcome",
-    "event_type": "EXISTS (SELECT FROM payloads p WHERE p.delivery_id = d.id AND p.event_type = :event_type)",
-    "dead_after": "d.completed_at > :dead_after",
-    "dead_before": "d.completed_at < :dead_before",
+    "destination_id": "d.destination_id = CAST(:wanted_destination_id AS uuid)",
+    "reason": "d.dead_reason = :wanted_reason",
+    "outcome": "d.last_outcome = :wanted_outcome",
+    "event_type": "EXISTS (SELECT FROM payloads p WHERE p.delivery_id = d.id AND p.event_type = :wanted_event_type)",
+    "dead_after": "d.completed_at > :wanted_dead_after",
+    "dead_before": "d.completed_at < :wanted_dead_before",
 }
 
 
 def _where(wanted: DeadFilter) -> tuple[str, dict[str, Any]]:
     """The conditions on `deliveries d` that every user of a filter shares, and their values."""
     given = {name: value for name in _CONDITIONS if (value := getattr(wanted, name)) is not None}
-    values = {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items()}
+    # Their names stand apart from those of whatever statement the conditions become part of.
+    values = {f"wanted_{name}": value.value if isinstance(value, StrEnum) else value for name, value in given.items()}
     conditions = ["d.tenant = :tenant", "d.state = 'dead'", "d.dead_reason IS NOT NULL"]
-    return " AND ".join([*conditions, *(_CONDITIONS[name] for name in values)]), values
+    return " AND ".join([*conditions, *(_CONDITIONS[name] for name in given)]), values
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ LIMIT :groups_max
 """)
 
 
-async def summary(ledger: Ledger, tenant: str, *, groups_max: int = SUMMARY_GROUPS_MAX) -> list[Row]:
+async def summary(ledger: Ledger, tenant: str, *, groups_max: int = limits.SUMMARY_GROUPS_MAX) -> list[Row]:
     """Count the queue by destination and reason, the largest groups first; each row carries the totals.
 
     The totals cover every group, also those beyond `groups_max`. Index: `ix_deliveries_dead`.

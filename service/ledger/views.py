@@ -140,10 +140,10 @@ def _conditions(  # noqa: C901 — one `if` for each filter, and nothing else
         )
     if wanted.created_after is not None:
         narrow("d.created_at > :created_after AND d.id >= CAST(:id_from AS uuid)", created_after=wanted.created_after)
-        values["id_from"] = _id_bound(wanted.created_after - _CLOCK_SLACK)
+        values["id_from"] = _id_bound(wanted.created_after, -_CLOCK_SLACK)
     if wanted.created_before is not None:
         narrow("d.created_at < :created_before AND d.id < CAST(:id_to AS uuid)", created_before=wanted.created_before)
-        values["id_to"] = _id_bound(wanted.created_before + _CLOCK_SLACK)
+        values["id_to"] = _id_bound(wanted.created_before, _CLOCK_SLACK)
     return conditions, values
 
 
@@ -151,7 +151,8 @@ def _conditions(  # noqa: C901 — one `if` for each filter, and nothing else
 _CLOCK_SLACK: Final = dt.timedelta(days=1)
 
 
-def _id_bound(at: dt.datetime) -> uuid.UUID:
-    """The least UUID of an instant, within what a UUIDv7 can hold."""
-    unix_ms = int(at.timestamp() * 1000)
+def _id_bound(at: dt.datetime, slack: dt.timedelta) -> uuid.UUID:
+    """The least UUID of an instant with some slack, within what a UUIDv7 can hold."""
+    # In seconds and not as dates: the first and the last day of the calendar have no neighbour.
+    unix_ms = int((at.timestamp() + slack.total_seconds()) * 1000)
     return uuid.UUID(int=min(max(unix_ms, 0), (1 << 48) - 1) << 80)

@@ -136,6 +136,10 @@ BAD_BODIES = {
         b'{"payload":1,"url":"http://127.0.0.1/","deliver_at":"2027-01-01T00:00:00Z","delay_seconds":1}',
         "/delay_seconds",
     ),
+    "time before the calendar": (
+        b'{"payload":1,"url":"http://127.0.0.1/","deliver_at":"0001-01-01T00:00:00+14:00"}',
+        "/deliver_at",
+    ),
     "past deadline": (b'{"payload":1,"url":"http://127.0.0.1/","deadline_at":"2020-01-01T00:00:00Z"}', "/deadline_at"),
     "lone surrogate in metadata": (b'{"payload":1,"url":"http://127.0.0.1/","metadata":{"a":"\\ud800"}}', ""),
     "lone surrogate in url": (b'{"payload":1,"url":"http://127.0.0.1/\\ud800"}', ""),
@@ -289,6 +293,7 @@ async def test_lists_are_narrowed_by_every_filter(api: httpx.AsyncClient) -> Non
     "query",
     ["limit=0", "limit=251", "limit=-1", "limit=x", "limit=1000000000", "state=x", "outcome=x", "dead_reason=x",
      "cursor=x", "cursor=", "cursor=%00", "cursor=eyJhIjoxfQ", "created_after=x", "created_after=2020-01-01T00:00:00",
+     "created_after=0001-01-01T00:00:00%2B14:00", "created_before=9999-12-31T23:59:59-14:00",
      "event_id=%00", "metadata.a=%00"],
 )  # fmt: skip
 async def test_a_malformed_parameter_is_a_400(api: httpx.AsyncClient, query: str) -> None:

@@ -109,7 +109,7 @@ async def test_the_summary_counts_by_destination_and_reason_and_its_totals_cover
 @pytest.mark.parametrize(
     ("wanted", "index"),
     [
-        (DeadFilter(), "completed_at_id"),
+        (DeadFilter(), "tenant_completed_at_id"),
         (DeadFilter(destination_id=uuid.UUID(int=1), reason=DeadReason.GONE), "destination_id_dead_reason"),
     ],
 )
@@ -117,10 +117,10 @@ async def test_a_list_reads_an_index_that_holds_nothing_but_the_queue(
     world: World, wanted: DeadFilter, index: str
 ) -> None:
     query, values = dead_letters.chosen_by(ByFilter(wanted, 50))
-    literal = sa.text(query).bindparams(**values, tenant=TENANT)
     async with world.ledger.transaction() as connection:
+        # The tables of a test are so small that a scan would be right.
         await connection.execute(sa.text("SET LOCAL enable_seqscan = off"))
-        plan = await connection.execute(sa.text(f"EXPLAIN {literal.text}"), {**values, "tenant": TENANT})
-        text = "\n".join(row[0] for row in plan)
-    assert "Index" in text, text
-    assert index in text or "dead" in text, text
+        plan = await connection.execute(sa.text(f"EXPLAIN {query}"), {**values, "tenant": TENANT})
+        scans = [row[0] for row in plan if "Scan" in row[0]]
+    assert scans
+    assert all(index in scan for scan in scans), scans

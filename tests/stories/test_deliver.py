@@ -235,6 +235,23 @@ async def test_a_worker_that_was_paused_after_its_claim_does_not_send(world: Wor
     assert (row["state"], row["attempt_count"], row["attempts_max"]) == ("pending", 1, 19)
 
 
+async def test_a_worker_that_was_paused_while_connecting_may_not_write(world: World) -> None:
+    destination = await world.destination()
+    await world.accepted(destination.id)
+    may_write: list[bool] = []
+
+    async def connect(request: OutboundRequest) -> None:
+        may_write.append(request.may_write())
+        world.clock.seconds += 6
+        may_write.append(request.may_write())
+        world.deliverer.tick()
+        may_write.append(request.may_write())
+
+    world.sender.on_send = connect
+    await world.work()
+    assert may_write == [True, False, True]
+
+
 async def test_a_zombies_answer_is_kept_and_changes_nothing(world: World) -> None:
     destination = await world.destination()
     delivery_id = await world.accepted(destination.id)

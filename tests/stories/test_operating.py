@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from service import redrive
+from service.domain.delivery import State
 from service.domain.ids import Prefix, to_typeid
 from service.ledger import attempting, operating
 from service.ledger.audit import Deed
@@ -65,7 +66,7 @@ async def test_what_does_not_wait_can_be_neither_cancelled_nor_retried(world: Wo
         delivery_id = await dead(world, destination.id)
     else:
         delivery_id = await put(world, await world.accepted(destination.id), state)
-    assert await do(world, act, delivery_id) == WrongState(operating.State(state))
+    assert await do(world, act, delivery_id) == WrongState(State(state))
     assert await states(world, delivery_id) == [state]
     assert await recorded(world) == []
 

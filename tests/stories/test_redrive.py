@@ -224,7 +224,7 @@ async def test_a_filter_takes_those_that_are_dead_longest_up_to_its_limit(world:
     preview = await redrive.preview(world.ledger, TENANT, selection)
     assert isinstance(preview, redrive.Preview)
     assert (preview.dead_count, [row["id"] for row in preview.sample]) == (2, [old, oldest])
-    assert await world.fetch("SELECT FROM redrives") == []
+    assert await world.fetch("SELECT id FROM redrives") == []
     await started(world, Order(selection, "fixed"))
     await redrive.step(world.ledger)
     assert await states(world, newer, oldest, old, elsewhere) == ["dead", "pending", "pending", "dead"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import json
 import socket
@@ -48,6 +49,15 @@ async def test_a_refused_connection_is_not_sent(sender: HttpSender) -> None:
         port = closed.getsockname()[1]
     exchange = await sender.send(post(f"http://127.0.0.1:{port}/"))
     assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.REFUSED)
+
+
+async def test_a_process_that_was_paused_while_connecting_writes_nothing(sender: HttpSender) -> None:
+    async with Receiver(ok()) as receiver:
+        paused = dataclasses.replace(post(receiver.url), may_write=lambda: False)
+        exchange = await sender.send(paused)
+        assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.INTERNAL)
+        assert (await sender.send(post(receiver.url))).status_code == 200
+        assert len(receiver.requests) == 1
 
 
 @pytest.fixture
