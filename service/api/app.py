@@ -168,8 +168,13 @@ def openapi_document() -> dict[str, Any]:
 class _Server(uvicorn.Server):
     """Not ready the moment it is told to stop, while requests in flight are still answered."""
 
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
     def handle_exit(self, sig: int, frame: Any) -> None:
-        parts = getattr(self.config.loaded_app.state, "parts", None) if self.config.loaded else None
+        """Answer the signal."""
+        parts: AppState | None = getattr(self._app.state, "parts", None)
         if parts is not None:
             parts.stopping = True
         super().handle_exit(sig, frame)
@@ -180,8 +185,9 @@ def serve(settings: Settings) -> None:
     configure("api", log_format=settings.log_format, log_level=settings.log_level)
     asyncio.run(_require_ready(settings))
     listening = _listen(settings)
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -194,7 +200,7 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=15,
         h11_max_incomplete_event_size=64 * 1024,
     )
-    server = _Server(config)
+    server = _Server(config, app)
     server.run(sockets=[listening])
     if not server.started:
         raise StartError("The API could not start.")
