@@ -93,7 +93,9 @@ class Deliverer:
             if not taken:
                 break
             chosen, remaining = remaining[:taken], remaining[taken:]
-            started += await self._claim_and_start(chosen)
+            # Shielded: a hint that is cancelled once the claim is on its way must not lose the claim,
+            # which nobody would then send, nor settle until its lease ends.
+            started += await asyncio.shield(asyncio.ensure_future(self._claim_and_start(chosen)))
         if started:
             await asyncio.wait(started)
 

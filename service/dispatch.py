@@ -54,29 +54,35 @@ class Dispatcher:
         self._rhythm = rhythm
         self._jitter = jitter
         self._queue_was_up = True
+        self._ledger_was_up = True
         self._housekept_at = float("-inf")
 
     async def run_pass(self) -> bool:
         """One pass of every step; answers whether a step was left with more to do.
 
-        The steps do not depend on each other: with Redis down, rescue and admission go on.
+        With Redis down, rescue and admission go on; without the ledger there is nothing to do.
         """
-        more = [
-            await self._step(step)
-            for step in (self._broker_loss, self._due, self._rescue, self._admit, self._redrive, self._keep_house)
-        ]
+        steps = (self._broker_loss, self._due, self._rescue, self._admit, self._redrive, self._keep_house)
+        try:
+            more = [await self._step(step) for step in steps]
+        except LedgerUnavailable as error:
+            if self._ledger_was_up:  # said once for an outage, not with every pass
+                log.warning(events.LEDGER_DOWN, error=str(error))
+            self._ledger_was_up = False
+            return False
+        if not self._ledger_was_up:
+            log.info(events.LEDGER_BACK)
+        self._ledger_was_up = True
         return any(more)
 
     async def _step(self, step: Callable[[], Awaitable[bool]]) -> bool:
         try:
             return await step()
-        except LedgerUnavailable as error:
-            log.warning(events.DISPATCH_FAILED, step=step.__name__, error=str(error))
         except QueueUnavailable as error:
             if self._queue_was_up:
                 log.warning(events.QUEUE_DOWN, error=str(error))
             self._queue_was_up = False
-        return False
+            return False
 
     async def _broker_loss(self) -> bool:
         """When Redis lost its contents, hint again at once what was hinted and not claimed.

@@ -25,6 +25,7 @@ class Hints:
         self._waiting_max = waiting_max
         self._waiting: list[uuid.UUID] = []
         self._sending: asyncio.Task[None] | None = None
+        self._down = False
 
     def offer(self, delivery_ids: Sequence[uuid.UUID]) -> None:
         """Send the ids soon. Returns at once; beyond the limit the ids are left to the dispatcher."""
@@ -44,4 +45,11 @@ class Hints:
             try:
                 await self._queue.hint(batch)
             except QueueUnavailable as error:
-                log.warning(events.HINT_LOST, hints_count=len(batch), error=str(error))
+                # Said once for an outage: under load it would be thousands of lines about nothing lost.
+                if not self._down:
+                    log.warning(events.QUEUE_DOWN, error=str(error))
+                self._down = True
+            else:
+                if self._down:
+                    log.info(events.QUEUE_BACK)
+                self._down = False

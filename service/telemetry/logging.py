@@ -34,5 +34,7 @@ def configure(role: str, *, log_format: str, log_level: str) -> None:
     structlog.contextvars.bind_contextvars(role=role)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
     # httpx's INFO line prints the URL with its credentials; arq's tells each job twice.
-    for name in ("httpx", "httpcore", "arq", "uvicorn.access"):
+    for name in ("httpx", "httpcore", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A job that ended with a lost Redis is a traceback to arq and nothing to us: its attempts go on.
+    logging.getLogger("arq").setLevel(logging.CRITICAL)

@@ -196,6 +196,29 @@ async def test_no_ledger_connection_is_held_while_requests_are_under_way(world: 
     assert held[0]["count"] == 0
 
 
+async def test_a_hint_cancelled_during_its_claim_does_not_lose_the_claim(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    real_claim = attempting.claim
+    claimed = asyncio.Event()
+
+    async def claim_and_say_so(*args: object, **kwargs: object) -> object:
+        claims = await real_claim(*args, **kwargs)  # type: ignore[arg-type]
+        claimed.set()
+        await asyncio.sleep(0)
+        return claims
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempting, "claim", claim_and_say_so)
+        hint = asyncio.create_task(world.deliverer.deliver([delivery_id]))
+        await asyncio.wait_for(claimed.wait(), SIGNALS_WITHIN_SECONDS)
+        hint.cancel()  # what a lost Redis does to every job
+        await asyncio.gather(hint, return_exceptions=True)
+        await world.sender.wait_for_requests(1)
+    await world.deliverer.stop(SIGNALS_WITHIN_SECONDS)
+    assert (await world.view(delivery_id))["state"] == "delivered"
+
+
 async def test_a_worker_with_two_slots_sends_two_at_a_time_and_claims_no_more(world: World) -> None:
     destination = await world.destination()
     ids = [await world.accepted(destination.id) for _ in range(3)]
