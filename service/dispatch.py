@@ -16,7 +16,7 @@ from service.domain.delivery import Decision
 from service.domain.ids import Prefix, to_typeid
 from service.domain.outcome import Outcome
 from service.domain.retry import decide_lost
-from service.errors import LedgerUnavailable, QueueUnavailable
+from service.errors import LedgerRefused, LedgerUnavailable, QueueUnavailable
 from service.ledger import attempting, dispatching, partitions
 from service.ledger.attempting import Settlement
 from service.ledger.dispatching import LostClaim
@@ -178,7 +178,12 @@ class Dispatcher:
         now = self._clock.monotonic()
         if now - self._housekept_at < _PARTITIONS_EVERY_SECONDS:
             return False
-        made = await partitions.ensure_ahead(self._ledger, self._clock.now())
+        try:
+            made = await partitions.ensure_ahead(self._ledger, self._clock.now())
+        except LedgerRefused as error:
+            # A role that may not create tables: rows go to the DEFAULT partitions until one that may does.
+            made = []
+            log.error(events.PARTITIONS_REFUSED, error=str(error))
         await dispatching.forget_workers(self._ledger)
         self._housekept_at = now
         if made:

@@ -25,6 +25,7 @@ QUEUE_BACK: Final = "queue.back"
 QUEUE_EVICTS: Final = "queue.evicts"  # Redis may drop hints under memory pressure; set noeviction
 REDRIVE_STEPPED: Final = "redrive.stepped"
 PARTITIONS_MADE: Final = "partitions.made"
+PARTITIONS_REFUSED: Final = "partitions.refused"  # the role may not create tables
 REQUEST_FAILED: Final = "request.failed"
 STARTED: Final = "process.started"
 STOPPING: Final = "process.stopping"

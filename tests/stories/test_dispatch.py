@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from service.dispatch import visibility_seconds
-from service.ledger import attempting, dispatching
+from service.errors import LedgerRefused
+from service.ledger import attempting, dispatching, partitions
 from tests.world import TENANT, World, answered
 
 
@@ -192,3 +195,18 @@ def test_the_visibility_grows_with_the_queue_and_is_bounded() -> None:
     assert visibility_seconds(2.0, 0) == 2.0
     assert 2.0 < visibility_seconds(2.0, 100) < visibility_seconds(2.0, 300) <= 60.0
     assert visibility_seconds(2.0, 10**9) == 60.0
+
+
+async def test_a_role_that_may_not_create_tables_still_dispatches(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> list[str]:
+        raise LedgerRefused("the ledger refused a statement (42501)", "42501")
+
+    monkeypatch.setattr(partitions, "ensure_ahead", refused)
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await world.let_pass(3)
+    await world.dispatch()
+    await world.work()
+    assert (await world.view(delivery_id))["state"] == "delivered"
