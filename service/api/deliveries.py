@@ -285,8 +285,8 @@ async def _view(state: AppState, tenant: str, delivery_id: uuid.UUID) -> Deliver
     if found is None:
         return None
     row, attempt_rows = found
-    attempts = [_attempt(attempt_row) for attempt_row in attempt_rows if attempt_row["number"] <= row["attempt_count"]]
-    if row["state"] == State.DELIVERING and len(attempts) < row["attempt_count"]:
+    attempts = [_attempt(attempt_row) for attempt_row in attempt_rows]
+    if row["state"] == State.DELIVERING:
         attempts.append(_under_way(row))
     return DeliveryView(**_summary(row), attempts=attempts)
 
@@ -332,11 +332,14 @@ def _attempt(row: Row) -> AttemptView:
     excerpt = row["response_excerpt"]
     return AttemptView(
         **{name: row[name] for name in _ATTEMPT_COLUMNS},
+        completed_at=row["attempt_completed_at"],
         response_excerpt=excerpt.decode("utf-8", "replace") if excerpt is not None else None,
     )
 
 
-_ATTEMPT_COLUMNS = tuple(name for name in AttemptView.__struct_fields__ if name != "response_excerpt")
+_ATTEMPT_COLUMNS = tuple(
+    name for name in AttemptView.__struct_fields__ if name not in ("completed_at", "response_excerpt")
+)
 
 
 def _under_way(row: Row) -> AttemptView:

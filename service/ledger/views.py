@@ -16,43 +16,40 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from service.domain.delivery import State
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Row, rows
 
 _COLUMNS: Final = """
     d.id, d.destination_id, d.state, d.attempt_count, d.attempts_max, d.redrive_count, d.next_attempt_at,
     d.deadline_at, d.created_at, d.completed_at, d.claimed_at, d.next_trigger, d.last_outcome, d.last_status_code,
     d.last_error, d.dead_reason, d.may_have_been_delivered,
     p.event_id, p.event_type, p.metadata, p.body_sha256, octet_length(p.body) AS body_bytes,
-    t.state AS destination_state, d.next_attempt_at > now() AS waits
+    t.state AS destination_state, d.next_attempt_at > now() AS waits"""
+_TABLES: Final = """
 FROM deliveries d
 JOIN payloads p ON p.delivery_id = d.id
 JOIN destinations t ON t.id = d.destination_id"""
 
 _FIND = sa.text(f"""
-SELECT {_COLUMNS} WHERE d.id = :id AND p.delivery_id = :id AND d.tenant = :tenant
-""")
-_ATTEMPTS = sa.text("""
-SELECT number, trigger, scheduled_at, started_at, completed_at, outcome, phase, status_code, error, latency_ms,
-    response_excerpt, late_result
-FROM attempts WHERE delivery_id = :id ORDER BY number
+SELECT {_COLUMNS}, a.number, a.trigger, a.scheduled_at, a.started_at, a.completed_at AS attempt_completed_at, a.outcome,
+    a.phase, a.status_code, a.error, a.latency_ms, a.response_excerpt, a.late_result
+{_TABLES}
+LEFT JOIN attempts a ON a.delivery_id = d.id AND a.delivery_id = :id
+WHERE d.id = :id AND p.delivery_id = :id AND d.tenant = :tenant
+ORDER BY a.number
 """)
 _PAYLOAD = sa.text("""
 SELECT content_type, body FROM payloads WHERE delivery_id = :id AND tenant = :tenant
 """)
 
 
-async def find_delivery(
-    ledger: Ledger, tenant: str, delivery_id: uuid.UUID
-) -> tuple[sa.RowMapping, list[sa.RowMapping]] | None:
+async def find_delivery(ledger: Ledger, tenant: str, delivery_id: uuid.UUID) -> tuple[Row, list[Row]] | None:
     """Read a delivery and its attempts, oldest first. Index: the primary keys.
 
-    The attempts are read first: a delivery that moves in between then shows a state that is newer
-    than its list, never an attempt that its count does not know.
+    One statement, so one snapshot: a state is never told without the attempt that led to it.
     """
     async with ledger.statement() as connection:
-        attempts = await rows(connection, _ATTEMPTS, {"id": delivery_id})
         found = await rows(connection, _FIND, {"id": delivery_id, "tenant": tenant})
-    return (found[0], attempts) if found else None
+    return (found[0], [row for row in found if row["number"] is not None]) if found else None
 
 
 async def find_payload(ledger: Ledger, tenant: str, delivery_id: uuid.UUID) -> tuple[str, bytes] | None:
@@ -79,14 +76,14 @@ class DeliveryFilter:
 
 async def list_deliveries(
     ledger: Ledger, tenant: str, wanted: DeliveryFilter, *, before: uuid.UUID | None, limit: int
-) -> list[sa.RowMapping]:
+) -> list[Row]:
     """Read up to `limit` deliveries older than `before`, newest first."""
     conditions, values = _conditions(wanted)
     if before is not None:
         conditions.append("d.id < CAST(:before AS uuid)")
         values["before"] = before
     statement = sa.text(f"""
-    SELECT {_COLUMNS}
+    SELECT {_COLUMNS} {_TABLES}
     WHERE d.tenant = :tenant AND p.tenant = :tenant {"".join(f" AND {condition}" for condition in conditions)}
     ORDER BY d.id DESC LIMIT :limit
     """)

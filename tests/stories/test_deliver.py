@@ -66,7 +66,7 @@ async def test_503_twice_then_200_is_three_attempts_under_one_id_with_rising_del
     for _ in range(2):
         row = await world.view(delivery_id)
         attempt = (await world.attempts(delivery_id))[-1]
-        delays.append((row["next_attempt_at"] - attempt["completed_at"]).total_seconds())
+        delays.append((row["next_attempt_at"] - attempt["attempt_completed_at"]).total_seconds())
         await world.let_pass(delays[-1] + 1)
         await world.dispatch()
         await world.work()
