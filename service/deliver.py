@@ -68,6 +68,7 @@ class Deliverer:
         self._jitter = jitter
         self._slots = Slots(bounds.slots_count)
         self._settles: Coalescer[Settlement, bool] = Coalescer(self._settle_batch)
+        self._claiming: set[asyncio.Task[list[asyncio.Task[None]]]] = set()
         self._attempts: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._awake_at = clock.monotonic()
@@ -95,13 +96,19 @@ class Deliverer:
             chosen, remaining = remaining[:taken], remaining[taken:]
             # Shielded: a hint that is cancelled once the claim is on its way must not lose the claim,
             # which nobody would then send, nor settle until its lease ends.
-            started += await asyncio.shield(asyncio.ensure_future(self._claim_and_start(chosen)))
+            claiming = asyncio.create_task(self._claim_and_start(chosen))
+            self._claiming.add(claiming)
+            claiming.add_done_callback(self._claiming.discard)
+            started += await asyncio.shield(claiming)
         if started:
             await asyncio.wait(started)
 
     async def stop(self, grace_seconds: float) -> None:
         """Claim no more, let attempts finish within the grace, then break off what is left."""
         self._stopping = True
+        if self._claiming:
+            # What is being claimed now is released unsent, and that has to be settled too.
+            await asyncio.wait(set(self._claiming))
         if self._attempts:
             _, late = await asyncio.wait(set(self._attempts), timeout=grace_seconds)
             for attempt in late:

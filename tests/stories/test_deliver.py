@@ -345,6 +345,26 @@ async def test_stopping_lets_attempts_finish_and_claims_no_more(world: World) ->
     assert (await world.view(second_id))["attempt_count"] == 0
 
 
+async def test_a_claim_under_way_when_the_stop_comes_is_released_uncharged(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    real_claim = attempting.claim
+    stopping: list[asyncio.Task[None]] = []
+
+    async def claim_while_stopping(*args: object, **kwargs: object) -> object:
+        stopping.append(asyncio.create_task(world.deliverer.stop(SIGNALS_WITHIN_SECONDS)))
+        await asyncio.sleep(0)
+        return await real_claim(*args, **kwargs)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempting, "claim", claim_while_stopping)
+        await asyncio.gather(world.deliverer.deliver([delivery_id]), return_exceptions=True)
+    await stopping[0]
+    row = await world.view(delivery_id)
+    assert world.sender.requests == []
+    assert (row["state"], row["attempts_max"], row["last_outcome"]) == ("pending", 19, "not_sent")
+
+
 async def test_an_attempt_broken_off_by_the_end_of_the_grace_is_unknown(world: World) -> None:
     destination = await world.destination()
     delivery_id = await world.accepted(destination.id)
