@@ -253,7 +253,8 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for wire in self.wires:
-            wire.writer.transport.abort()
+            if not wire.writer.transport.is_closing():  # before Python 3.11.4, one under TLS cannot be told twice
+                wire.writer.transport.abort()
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
