@@ -217,7 +217,7 @@ def _settle_values(batch: Sequence[Settlement]) -> dict[str, object]:
         "outcomes": [settlement.outcome.value for settlement in batch],
         "phases": [exchange.phase.value if exchange else None for exchange in exchanges],
         "status_codes": [exchange.status_code if exchange else None for exchange in exchanges],
-        "errors": [_error_text(exchange) for exchange in exchanges],
+        "errors": [_error_text(settlement) for settlement in batch],
         "latencies": [exchange.latency_ms if exchange else None for exchange in exchanges],
         "excerpts": [exchange.excerpt or None if exchange else None for exchange in exchanges],
         "states": [state.value for state, _, _, _ in columns],
@@ -246,11 +246,13 @@ def _columns(decision: Decision) -> tuple[State, float | None, str | None, int]:
             assert_never(decision)
 
 
-def _error_text(exchange: Exchange | None) -> str | None:
+def _error_text(settlement: Settlement) -> str | None:
+    """One line for people: what the sender saw, or at least the status that was no success."""
+    exchange = settlement.exchange
     if exchange is None:
         return "the worker was lost between claim and settle"
     if exchange.error is None:
-        return None
+        return None if settlement.outcome is Outcome.SUCCESS else f"HTTP {exchange.status_code}"
     # A receiver's text may hold what Postgres' text cannot; the outcome is recorded all the same.
     clean = exchange.error.replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return clean.encode("utf-8", "replace").decode()[: limits.ERROR_CHARS_MAX]
@@ -291,7 +293,7 @@ async def settle_late(ledger: Ledger, settlement: Settlement) -> bool:
         "outcome": settlement.outcome.value,
         "phase": exchange.phase.value,
         "status_code": exchange.status_code,
-        "error": _error_text(exchange),
+        "error": _error_text(settlement),
         "latency_ms": exchange.latency_ms,
         "worker": settlement.worker,
     }

@@ -126,6 +126,7 @@ async def test_the_budget_ends_in_the_dead_letter_queue(world: World) -> None:
     await world.deliverer.deliver([delivery_id])
     row = await world.view(delivery_id)
     assert (row["state"], row["dead_reason"], row["attempt_count"]) == ("dead", "exhausted", 2)
+    assert row["last_error"] == "HTTP 500"
 
 
 async def test_an_unknown_outcome_is_said_to_be_unknown_and_stays_on_the_dead(world: World) -> None:
