@@ -26,6 +26,7 @@ from service.telemetry import events
 from service.telemetry.logging import log
 
 _PARTITIONS_EVERY_SECONDS = 3600.0
+_NEVER_STALE_SECONDS = 86_400.0  # longer than any lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Dispatcher:
         self._jitter = jitter
         self._queue_was_up = True
         self._ledger_was_up = True
+        self._ledger_back_at = float("-inf")
         self._housekept_at = float("-inf")
 
     async def run_pass(self) -> bool:
@@ -72,6 +74,7 @@ class Dispatcher:
             return False
         if not self._ledger_was_up:
             log.info(events.LEDGER_BACK)
+            self._ledger_back_at = self._clock.monotonic()
         self._ledger_was_up = True
         return any(more)
 
@@ -129,7 +132,7 @@ class Dispatcher:
 
     async def _rescue(self) -> bool:
         """Settle the claims that nobody will settle: as unknown, never as failed."""
-        lost = await dispatching.find_lost(self._ledger, stale_seconds=self._rhythm.stale_seconds)
+        lost = await dispatching.find_lost(self._ledger, stale_seconds=self._stale_seconds())
         settlements = [self._lost_settlement(claim) for claim in lost]
         if settlements:
             moved = await attempting.settle(self._ledger, settlements)
@@ -143,6 +146,15 @@ class Dispatcher:
                         decision=type(settlement.decision).__name__.lower(),
                     )
         return len(lost) == limits.RESCUE_BATCH
+
+    def _stale_seconds(self) -> float:
+        """How old a heartbeat says that its worker is lost.
+
+        While the ledger was away nobody could beat: until all have had the time to do so again, only
+        the leases' ends count.
+        """
+        away = not self._ledger_was_up or (self._clock.monotonic() - self._ledger_back_at < self._rhythm.stale_seconds)
+        return _NEVER_STALE_SECONDS if away else self._rhythm.stale_seconds
 
     def _lost_settlement(self, claim: LostClaim) -> Settlement:
         decision: Decision = decide_lost(claim.policy, claim.budget, now=claim.row["now"], jitter=self._jitter())

@@ -17,13 +17,14 @@ from service.domain import limits
 from service.errors import LedgerUnavailable, QueueUnavailable
 from service.ledger import dispatching
 from service.ledger.session import Ledger
-from service.queue.arq_queue import run_worker
+from service.queue.arq_queue import end, run_worker
 from service.settings import Settings
 from service.telemetry import events
 from service.telemetry.logging import configure, log
 
 _QUEUE_PAUSE_SECONDS = 0.5
 _TICK_SECONDS = 0.5
+_ACKNOWLEDGE_SECONDS = 2.0  # for the last jobs of a stopping worker
 
 
 def run(settings: Settings) -> None:
@@ -42,16 +43,15 @@ async def _work(settings: Settings) -> None:
     await _beat_once(ledger, worker)
     beating = asyncio.create_task(_beat(ledger, worker, settings.heartbeat_seconds))
     ticking = asyncio.create_task(_tick(deliverer))
-    taking = asyncio.create_task(_take_hints(settings, deliverer))
+    taking = asyncio.create_task(_take_hints(settings, deliverer, stopping))
     log.info(events.STARTED, worker=worker, slots=settings.worker_slots)
     await asyncio.wait({taking, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if taking.done():
         taking.result()  # it only ends by a bug of ours: say so and let the supervisor start anew
     log.info(events.STOPPING, in_flight_count=deliverer.in_flight_count)
     await deliverer.stop(settings.worker_grace_seconds)
-    for task in (taking, beating, ticking):
-        task.cancel()
-    await asyncio.gather(taking, beating, ticking, return_exceptions=True)
+    await asyncio.wait({taking}, timeout=_ACKNOWLEDGE_SECONDS)
+    await end([taking, beating, ticking])
     with contextlib.suppress(LedgerUnavailable):
         await dispatching.leave(ledger, worker)
     await sender.close()
@@ -59,14 +59,15 @@ async def _work(settings: Settings) -> None:
     log.info(events.STOPPED)
 
 
-async def _take_hints(settings: Settings, deliverer: Deliverer) -> None:
-    """Take hints for as long as the process lives; a Redis that went is waited for."""
+async def _take_hints(settings: Settings, deliverer: Deliverer, stopping: asyncio.Event) -> None:
+    """Take hints until the process stops; a Redis that went is waited for."""
     down = False
-    while True:
+    while not stopping.is_set():
         try:
             await run_worker(
                 settings.redis_url.get_secret_value(),
                 deliverer.deliver,
+                stopping=stopping,
                 jobs_max=settings.worker_slots,
                 job_timeout_seconds=limits.TIMEOUT_SECONDS_MAX
                 + settings.lease_margin_seconds

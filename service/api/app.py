@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -179,7 +180,9 @@ class _Server(uvicorn.Server):
         parts: AppState | None = getattr(self._app.state, "parts", None)
         if parts is not None:
             parts.stopping = True
-        super().handle_exit(sig, frame)
+        # Not uvicorn's own: it raises the signal again after a clean end, and the exit code would be the signal's.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def serve(settings: Settings) -> None:

@@ -38,6 +38,7 @@ _CONNECTIONS_MAX: Final = 10
 _ANSWER_TIMEOUT_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.5  # the fallback; the doorbell starts a job sooner
 _LISTEN_SECONDS: Final = 5.0  # one wait for a ring; its end only starts the next
+_CANCEL_AGAIN_SECONDS: Final = 0.5
 _JOB_EXPIRY_SECONDS: Final = 300.0  # a hint older than this was given out again long ago
 
 
@@ -104,12 +105,15 @@ class DoorbellWorker(Worker):
     fallback for a ring that was lost.
     """
 
-    async def main(self) -> None:
-        """Poll and wait, until cancelled; raises what ends the connection to Redis."""
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._rung = asyncio.Event()
+
+    async def main(self) -> None:
+        """Poll and wait, until told to stop and every job is acknowledged; raises what ends the connection."""
         listening = asyncio.create_task(self._listen())
         try:
-            while True:
+            while self.allow_pick_jobs or self.tasks:
                 self._rung.clear()
                 await self._poll_iteration()
                 if listening.done():
@@ -118,8 +122,12 @@ class DoorbellWorker(Worker):
                     async with asyncio.timeout(_POLL_SECONDS):
                         await self._rung.wait()
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await end([listening])
+
+    def stop_taking(self) -> None:
+        """Start no more jobs; `main` returns when those that run have ended."""
+        self.allow_pick_jobs = False
+        self._rung.set()
 
     async def _listen(self) -> None:
         async with self.pool.pubsub() as subscription:
@@ -130,7 +138,8 @@ class DoorbellWorker(Worker):
 
     def _release_sem_dec_counter_on_complete(self) -> None:
         # Jobs may have been left in Redis for want of room here: nobody will ring for them again.
-        if self.job_counter >= self.max_jobs:
+        # A stop waits for the last of them.
+        if self.job_counter >= self.max_jobs or not self.allow_pick_jobs:
             self._rung.set()
         super()._release_sem_dec_counter_on_complete()
 
@@ -138,8 +147,10 @@ class DoorbellWorker(Worker):
 Deliver = Callable[[Sequence[uuid.UUID]], Awaitable[None]]
 
 
-async def run_worker(redis_url: str, deliver: Deliver, *, jobs_max: int, job_timeout_seconds: float) -> None:
-    """Take jobs and hand their ids to `deliver`, until cancelled. Raises QueueUnavailable when Redis goes."""
+async def run_worker(
+    redis_url: str, deliver: Deliver, *, stopping: asyncio.Event, jobs_max: int, job_timeout_seconds: float
+) -> None:
+    """Take jobs and hand their ids to `deliver`, until `stopping`. Raises QueueUnavailable when Redis goes."""
 
     async def run_job(ctx: dict[Any, Any], ids: list[str]) -> None:
         await deliver([uuid.UUID(text) for text in ids])
@@ -160,20 +171,32 @@ async def run_worker(redis_url: str, deliver: Deliver, *, jobs_max: int, job_tim
         retry_jobs=False,
         log_results=False,
     )
+
+    async def stop_taking() -> None:
+        await stopping.wait()
+        worker.stop_taking()
+
+    leaving = asyncio.create_task(stop_taking())
     try:
         with _translated():
             await worker.async_run()
     finally:
-        await _close(worker, redis)
+        await end([leaving, *worker.tasks.values()])  # attempts under way are not theirs and go on
+        with contextlib.suppress(RedisError, OSError):
+            await redis.aclose(close_connection_pool=True)
 
 
-async def _close(worker: Worker, redis: ArqRedis) -> None:
-    """End the jobs' tasks and the connections; attempts under way are not theirs and go on."""
-    for task in worker.tasks.values():
-        task.cancel()
-    await asyncio.gather(*worker.tasks.values(), return_exceptions=True)
-    with contextlib.suppress(RedisError, OSError):
-        await redis.aclose(close_connection_pool=True)
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks until they have ended.
+
+    Once is not enough: Python 3.11's `wait_for`, through which redis-py writes, loses a cancellation
+    that comes at the same moment as what it waits for.
+    """
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _connect(redis_url: str) -> ArqRedis:
