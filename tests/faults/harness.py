@@ -1,0 +1,346 @@
+"""Real processes and real servers, to be killed, paused and started again.
+
+The rule this module keeps: nothing is left behind. Every process dies with pytest, its SIGKILL
+included, and every wait has an end that says what it waited for and where the logs are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import redis.asyncio
+from arq.constants import in_progress_key_prefix
+
+from service.domain.ids import Prefix, parse_typeid
+from service.embedded import ports
+from service.embedded.folder import DataFolder
+from service.embedded.postgres import EmbeddedPostgres
+from service.embedded.process import launch_line
+from service.embedded.redis import EmbeddedRedis
+from service.queue.arq_queue import QUEUE_NAME
+from service.telemetry import events
+from tests.faults.client import Answer, Connection, Destination, Producer
+from tests.faults.history import Asked, History, Seen, Violation, judge
+from tests.faults.reading import read_arrivals, read_ledger
+from tests.faults.receiver import Receiver
+from tests.servers import SECRET_KEYS, Servers, temporary_folder
+
+PATIENCE_SECONDS: Final = 40.0
+POLL_SECONDS: Final = 0.02
+STALE_SECONDS: Final = 5.1  # the least that the settings allow: a claim counts as young for 5 s
+
+# Short times, so that a test waits seconds for what takes ten or thirty in production.
+SETTINGS: Final = {
+    "SECRET_KEYS": SECRET_KEYS,
+    "EGRESS_ALLOW": "127.0.0.0/8:*",
+    "HEARTBEAT_SECONDS": "0.5",
+    "HEARTBEAT_STALE_SECONDS": str(STALE_SECONDS),
+    "LEASE_MARGIN_SECONDS": "5",
+    "HINT_VISIBILITY_SECONDS": "1",
+    "DISPATCH_INTERVAL_SECONDS": "0.1",
+    "WORKER_GRACE_SECONDS": "15",
+}
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], what: str, *, seconds: float = PATIENCE_SECONDS
+) -> float:
+    """Return how many seconds it took until the condition held; fail, naming what was waited for."""
+    started = time.monotonic()
+    while True:
+        holds = condition()
+        if inspect.isawaitable(holds):
+            holds = await holds
+        waited_seconds = time.monotonic() - started
+        if holds:
+            return waited_seconds
+        assert waited_seconds < seconds, f"waited {seconds:g} s in vain: {what}"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class BreakableServers(Servers):
+    """A Postgres and a Redis whose ends and new beginnings a test may ask for, at the same addresses.
+
+    The embedded servers start from the main thread alone, so a start holds up the test's own loop.
+    """
+
+    def __init__(self, folder: DataFolder, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> None:
+        self._folder = folder
+        self._postgres = postgres
+        self._redis = redis_server
+        super().__init__(postgres.start(), redis_server.start(), postgres, redis_server)
+
+    def kill_postgres(self) -> None:
+        """SIGKILL; what was committed is in its files."""
+        self._postgres.kill()
+
+    def start_postgres(self) -> None:
+        """Start again on the same port and data; returns when connections are accepted."""
+        before = self._postgres.url
+        assert self._postgres.start() == before, "another process took the port of Postgres"
+
+    def kill_redis(self) -> None:
+        """SIGKILL."""
+        self._redis.kill()
+
+    def start_redis(self, *, empty: bool = False) -> None:
+        """Start again on the same port, with the same data or with none."""
+        if empty:
+            shutil.rmtree(self._folder.place / "redis" / "appendonlydir", ignore_errors=True)
+        assert self._redis.start() == self.redis_url, "another process took the port of Redis"
+
+
+@contextmanager
+def breakable_servers() -> Iterator[BreakableServers]:
+    """A Postgres and a Redis in a folder that goes away with them."""
+    with temporary_folder() as path, DataFolder.open(path) as folder:
+        postgres, redis_server = EmbeddedPostgres(folder, fast=True), EmbeddedRedis(folder)
+        try:
+            yield BreakableServers(folder, postgres, redis_server)
+        finally:
+            postgres.stop()
+            redis_server.stop()
+
+
+class Process:
+    """One `hookledger` role. Its log is a file of its own."""
+
+    def __init__(self, role: str, environment: dict[str, str], log: Path, port: int = 0) -> None:
+        self.role = role
+        self.port = port
+        self.log = log
+        command = [sys.executable, "-P", "-m", "service.cli", role]
+        with log.open("w") as file:
+            self._popen = subprocess.Popen(
+                launch_line(command, signal.SIGKILL, None),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._popen.poll()
+
+    def said(self, event: str) -> bool:
+        """Whether its log holds the event."""
+        return f'"{event}"' in self.log.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGKILL, SIGTERM, SIGSTOP, SIGCONT."""
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End it without its consent, and bury it."""
+        self._popen.kill()
+        self._popen.wait()
+
+    async def ended(self, *, seconds: float = PATIENCE_SECONDS) -> int:
+        """Wait for its end; the exit code."""
+        await until(lambda: self.exit_code is not None, f"the end of the {self.role} ({self.log})", seconds=seconds)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def ready(self) -> None:
+        """Wait until it works."""
+
+        def started() -> bool:
+            assert self.exit_code is None, f"the {self.role} ended: {self.log.read_text()}"
+            return self.said(events.STARTED)
+
+        await until(started, f"the start of the {self.role} ({self.log})")
+
+
+class Stack:
+    """The roles of one test on a database of its own, its receiver, and the logs of all that happened."""
+
+    def __init__(
+        self, servers: BreakableServers, database_url: str, api_key: str, receiver: Receiver, folder: Path
+    ) -> None:
+        self.servers = servers
+        self.receiver = receiver
+        self.asked: list[Asked] = []
+        self.seen: list[Seen] = []
+        self.processes: list[Process] = []
+        self.database_url = database_url
+        self._api_key = api_key
+        self._folder = folder
+        self._secrets: dict[str, str] = {}
+        self._connections: list[Connection] = []
+        self._operator: Connection | None = None
+        self._witnesses: asyncpg.Pool[asyncpg.Record] | None = None
+
+    async def start(self, *roles: str, port: int | None = None, **settings: str) -> list[Process]:
+        """Start processes and wait until they work. `settings` are variables of their environment."""
+        started = [self.launch(role, port=port, **settings) for role in roles]
+        await asyncio.gather(*(process.ready() for process in started))
+        return started
+
+    def launch(self, role: str, *, port: int | None = None, **settings: str) -> Process:
+        """Start one process."""
+        if role == "api" and port is None:
+            port = ports.choose(None)
+        environment = {
+            **{name: value for name, value in os.environ.items() if name not in SETTINGS},
+            **SETTINGS,
+            "DATABASE_URL": self.database_url,
+            "REDIS_URL": self.servers.redis_url,
+            "API_PORT": str(port or 0),
+            **settings,
+        }
+        log = self._folder / f"{len(self.processes):03}-{role}.log"
+        process = Process(role, environment, log, port or 0)
+        self.processes.append(process)
+        return process
+
+    def living(self, role: str) -> list[Process]:
+        """The processes of a role that run."""
+        return [process for process in self.processes if process.role == role and process.exit_code is None]
+
+    def connect(self, port: int | None = None) -> Connection:
+        """A connection to the (first) API, closed with the stack."""
+        connection = Connection(port or self.living("api")[0].port, self._api_key)
+        self._connections.append(connection)
+        return connection
+
+    def producer(self, connections_count: int = 1) -> Producer:
+        """A producer with so many connections, shared out over the APIs."""
+        apis = self.living("api")
+        connections = [self.connect(apis[number % len(apis)].port) for number in range(connections_count)]
+        return Producer(connections, self.asked)
+
+    async def call(self, method: str, path: str, body: bytes = b"") -> Answer:
+        """One request of an operator's."""
+        if self._operator is None:
+            self._operator = self.connect()
+        return await self._operator.request(method, path, body)
+
+    async def destination(self, path: str, fields: bytes = b"") -> Destination:
+        """A destination at the receiver; `fields` are more members of its JSON."""
+        url = self.receiver.url(path).encode()
+        answer = await self.call("POST", "/destinations", b'{"url":"%s"%s}' % (url, b"," + fields if fields else b""))
+        assert answer.status == 201, answer.content
+        self._secrets[path] = answer.json["secret"]
+        return Destination(answer.json["id"], path, answer.json["secret"])
+
+    async def view(self, delivery_id: str) -> dict[str, Any]:
+        """A delivery with its attempts as the API shows it; the checker hears of it."""
+        answer = await self.call("GET", f"/deliveries/{delivery_id}")
+        while answer.status == 503:  # the ledger is or was away
+            answer = await self.call("GET", f"/deliveries/{delivery_id}")
+        assert answer.status == 200, answer.content
+        view: dict[str, Any] = answer.json
+        self.seen.append(Seen(delivery_id, view["state"], view["redrive_count"]))
+        return view
+
+    async def reached(self, delivery_id: str, state: str, *, seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
+        """Wait until a delivery is in the state, and return it."""
+
+        async def there() -> bool:
+            return bool((await self.view(delivery_id))["state"] == state)
+
+        await until(there, f"{delivery_id} {state} (logs: {self._folder})", seconds=seconds)
+        return await self.view(delivery_id)
+
+    async def fetch(self, sql: str, *values: Any) -> list[asyncpg.Record]:
+        """A question to the ledger itself."""
+        connection = await asyncpg.connect(self.database_url, timeout=10.0)
+        try:
+            return list(await connection.fetch(sql, *values))
+        finally:
+            await connection.close()
+
+    async def drained(self, *, seconds: float = PATIENCE_SECONDS) -> float:
+        """Wait until every delivery has ended; how long that took."""
+        return await until(self._is_drained, f"the end of every delivery (logs: {self._folder})", seconds=seconds)
+
+    async def _is_drained(self) -> bool:
+        return not await self.fetch("SELECT FROM deliveries WHERE completed_at IS NULL LIMIT 1")
+
+    async def jobs_in_redis(self) -> int:
+        """How many jobs stand in Redis, those that are being worked on included."""
+        async with redis.asyncio.Redis.from_url(self.servers.redis_url) as client:
+            return int(await client.zcard(QUEUE_NAME))
+
+    async def hints_left(self) -> int:
+        """How many jobs wait in Redis. Those that a killed worker had begun are its mark's until that expires."""
+        async with redis.asyncio.Redis.from_url(self.servers.redis_url, decode_responses=True) as client:
+            jobs = await client.zrange(QUEUE_NAME, 0, -1)
+            marks = await client.mget([in_progress_key_prefix + job for job in jobs]) if jobs else []
+            return marks.count(None)
+
+    async def flush_redis(self) -> None:
+        """FLUSHALL."""
+        async with redis.asyncio.Redis.from_url(self.servers.redis_url) as client:
+            await client.flushall()
+
+    async def witness(self, webhook_id: str) -> int | None:
+        """The number of the latest committed claim; None when the ledger does not tell."""
+        if self._witnesses is None:
+            self._witnesses = asyncpg.create_pool(self.database_url, min_size=0, max_size=4, timeout=5.0)
+        number = parse_typeid(Prefix.DELIVERY, webhook_id)
+        try:
+            pool = await self._witnesses
+            count = await pool.fetchval("SELECT attempt_count FROM deliveries WHERE id = $1", number, timeout=5.0)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            return None
+        return int(count or 0)
+
+    async def history(self, *, drained: bool = True) -> History:
+        """What happened, in the checker's words."""
+        connection = await asyncpg.connect(self.database_url, timeout=10.0)
+        try:
+            deliveries, read_at = await read_ledger(connection)
+            leases = await connection.fetchval("SELECT count(*) FROM deliveries WHERE lease_until IS NOT NULL")
+        finally:
+            await connection.close()
+        return History(
+            asked=tuple(self.asked),
+            seen=tuple(self.seen),
+            arrivals=read_arrivals(self.receiver.requests, self._secrets),
+            deliveries=deliveries,
+            read_at=read_at,
+            drained=drained,
+            gauges={"leases": leases, "hints": await self.hints_left()},
+        )
+
+    async def judged(self) -> History:
+        """Drain, judge, and fail with every violation; the history of a run that was accepted."""
+        await self.drained()
+
+        async def no_hints() -> bool:
+            return not await self.hints_left()
+
+        await until(no_hints, "the last jobs in Redis to be taken")
+        history = await self.history()
+        assert_accepted(judge(history))
+        return history
+
+    async def close(self) -> None:
+        """End everything."""
+        for process in self.processes:
+            process.kill()
+        for connection in self._connections:
+            await connection.close()
+        if self._witnesses is not None:
+            self._witnesses.terminate()
+
+
+def assert_accepted(violations: list[Violation]) -> None:
+    """Fail with the first few of the violations, in their sentences."""
+    sentences = "\n".join(str(violation) for violation in violations[:20])
+    assert not violations, f"{len(violations)} violations:\n{sentences}"
