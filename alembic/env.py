@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlmodel import SQLModel
 
+from service.errors import StartError
 from service.ledger import tables
+from service.ledger.migrate import too_old
 from service.ledger.session import async_url
 
 assert tables.PARTITIONED, "importing the tables fills the metadata"
@@ -24,12 +26,15 @@ _LOCK = 0x686F6F6B6C6564
 def _run(connection: Connection) -> None:
     context.configure(connection=connection, target_metadata=SQLModel.metadata)
     with context.begin_transaction():
-        # A migration that waits for a lock makes everybody behind it wait: rather give up and say so.
-        connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+        [major] = connection.execute(text("SELECT current_setting('server_version_num')::int / 10000")).one()
+        if sentence := too_old(major):
+            raise StartError(sentence)
         connection.execute(text("SET LOCAL statement_timeout = 0"))
-        # Held to the end of the transaction, so it works behind a transaction-pooling proxy.
-        connection.execute(text("SELECT set_config('lock_timeout', '60s', true)"))
+        # Another migration may take its time. The lock is held to the end of the transaction, so it
+        # works behind a transaction-pooling proxy.
+        connection.execute(text("SET LOCAL lock_timeout = '60s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        # A migration that waits for a table makes everybody behind it wait: rather give up and say so.
         connection.execute(text("SET LOCAL lock_timeout = '5s'"))
         context.run_migrations()
 

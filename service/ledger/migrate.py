@@ -15,11 +15,13 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from service.errors import LedgerRefused, StartError
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, async_url, rows
 from service.settings import Settings
 
 POSTGRES_MAJOR_MIN = 15
@@ -29,20 +31,36 @@ _VERSION = sa.text("""
 SELECT current_setting('server_version_num')::int / 10000 AS major, to_regclass('alembic_version') IS NULL AS bare
 """)
 _REVISION = sa.text("SELECT version_num FROM alembic_version")
+_INSUFFICIENT_PRIVILEGE = "42501"
 
 
 def upgrade(settings: Settings) -> None:
     """Bring the ledger to this code's schema. Raises StartError."""
     url = settings.database_url.get_secret_value()
-    config = _config(url)
+    if not (_SCRIPTS / "env.py").is_file():
+        raise StartError("This installation lacks the folder alembic/: migrate from a checkout or from the image.")
     try:
-        command.upgrade(config, "head")
+        make_url(async_url(url))
+    except (ArgumentError, ValueError):
+        # `from None`: the error's text may hold a part of the URL, and the URL holds a password.
+        raise StartError("DATABASE_URL cannot be read: is it postgresql://user:password@host:port/name?") from None
+    try:
+        command.upgrade(_config(url), "head")
     except CommandError as error:
+        if not isinstance(error.__cause__, ResolutionError):
+            raise
         raise StartError(
             "The database was migrated by a newer version of Hookledger; run that version, or restore a backup."
         ) from error
-    except (DBAPIError, asyncpg.PostgresError, OSError, TimeoutError) as error:
+    except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         raise StartError(_sentence(error)) from error
+
+
+def too_old(major: int) -> str | None:
+    """What to say of a Postgres of this major version, if anything."""
+    if major >= POSTGRES_MAJOR_MIN:
+        return None
+    return f"Postgres {major} is too old: Hookledger needs {POSTGRES_MAJOR_MIN} or later."
 
 
 def _config(url: str) -> Config:
@@ -62,13 +80,13 @@ def _sentence(error: Exception) -> str:
     """What keeps a migration from running, by the error's type."""
     cause: Any = getattr(error, "orig", None)
     cause = getattr(cause, "__cause__", None) or error
+    if said := _no_entry(str(getattr(cause, "sqlstate", None))):
+        return said
     match cause:
-        case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
-            return "The database refuses the user or password in DATABASE_URL."
-        case asyncpg.InvalidCatalogNameError():
-            return "The database named in DATABASE_URL does not exist: create it first."
         case asyncpg.InsufficientPrivilegeError():
             return "The user in DATABASE_URL may not create tables: migrate as the database's owner."
+        case asyncpg.ReadOnlySQLTransactionError():
+            return "The database in DATABASE_URL is read-only: a replica, perhaps. Migrate the primary."
         case asyncpg.LockNotAvailableError():
             return "A table is in use and could not be locked in time: migrate again at a quieter moment."
         case asyncpg.CannotConnectNowError() | OSError() | TimeoutError() | asyncpg.PostgresConnectionError():
@@ -77,16 +95,32 @@ def _sentence(error: Exception) -> str:
             return f"The migration failed: {type(cause).__name__}."
 
 
+def _no_entry(sqlstate: str) -> str | None:
+    """What to say when Postgres let nobody in: class 28 authorization, 3D000 no such database."""
+    if sqlstate.startswith("28"):
+        return "The database refuses the user or password in DATABASE_URL."
+    if sqlstate == "3D000":
+        return "The database named in DATABASE_URL does not exist: create it first."
+    return None
+
+
 async def check_migrated(ledger: Ledger) -> str | None:
-    """None when the ledger fits this code, otherwise one plain sentence. Raises LedgerUnavailable."""
-    async with ledger.statement() as connection:
-        [server] = await rows(connection, _VERSION, {})
-        if server["major"] < POSTGRES_MAJOR_MIN:
-            return f"Postgres {server['major']} is too old: Hookledger needs {POSTGRES_MAJOR_MIN} or later."
-        try:
+    """None when the ledger fits this code, otherwise one plain sentence. Raises LedgerUnavailable.
+
+    A revision that this code does not know is a newer one, and accepted: see the module's rule.
+    """
+    try:
+        async with ledger.statement() as connection:
+            [server] = await rows(connection, _VERSION, {})
+            if sentence := too_old(server["major"]):
+                return sentence
             found = [] if server["bare"] else await rows(connection, _REVISION, {})
-        except LedgerRefused:
-            found = []
+    except LedgerRefused as refused:
+        if sentence := _no_entry(refused.sqlstate):
+            return sentence
+        if refused.sqlstate == _INSUFFICIENT_PRIVILEGE:
+            return "The user in DATABASE_URL may not read the ledger: grant it the tables, or use their owner."
+        raise
     current = found[0]["version_num"] if found else None
     ours = [revision.revision for revision in _script().walk_revisions()]  # newest first
     if current is None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import sqlalchemy as sa
 
+from service.errors import LedgerRefused, LedgerUnavailable
 from service.ledger.session import Ledger, rows
 
 PARTITIONED: Final = {"deliveries": "id", "payloads": "delivery_id", "attempts": "delivery_id"}
@@ -20,6 +21,8 @@ WEEKS_AHEAD: Final = 4
 
 # Any number will do that nobody else takes: two dispatchers make no partition twice.
 _LOCK: Final = 0x686F6F6B7061
+_CHECK_VIOLATION: Final = "23514"
+_IN_THE_WAY: Final = ("55P03", "57014")  # lock_timeout and statement_timeout ran out
 _WEEK: Final = dt.timedelta(weeks=1)
 
 
@@ -50,12 +53,13 @@ def _least_id(at: dt.datetime) -> uuid.UUID:
 
 
 def statements(table: str, week: Week) -> list[str]:
-    """What makes one partition without keeping anyone waiting.
+    """What makes one partition.
 
-    The table is made beside its parent and attached with a CHECK that proves its range, so that the
-    attaching scans nothing of it; only the DEFAULT partition is looked through, and it is empty.
+    The table is made beside its parent and attached, which leaves reading and writing the parent
+    free; CREATE TABLE … PARTITION OF would lock all of it. Only the DEFAULT partition is locked
+    whole, and looked through: briefly, because it is normally empty.
     """
-    name = f"{table}_{week.suffix}"
+    name = _name(table, week)
     column = PARTITIONED[table]
     return [
         f"CREATE TABLE {name} (LIKE {table} INCLUDING ALL)",
@@ -64,23 +68,72 @@ def statements(table: str, week: Week) -> list[str]:
     ]
 
 
-_MISSING = sa.text("SELECT to_regclass(:name) IS NULL AS missing")
+def _name(table: str, week: Week) -> str:
+    return f"{table}_{week.suffix}"
+
+
+# Not `to_regclass`: it answers from the session's cache, which waiting for an advisory lock does not
+# renew, so it would miss what another dispatcher made in the meantime.
+_MISSING = sa.text("""
+SELECT name FROM unnest(CAST(:names AS text[])) AS name
+WHERE NOT EXISTS (
+    SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE relname = name AND nspname = current_schema()
+)
+""")
+
+# Nobody waits behind the advisory lock but other dispatchers. Behind a wait for the DEFAULT
+# partition everybody does, and again while it is looked through: those are kept short.
+_WAIT_FOR_TURN = sa.text("SELECT set_config('lock_timeout', '5s', true)")
+_TAKE_TURN = sa.text("SELECT pg_advisory_xact_lock(:key)")
+_BE_BRIEF = sa.text("SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '1s', true)")
 
 
 async def ensure_ahead(ledger: Ledger, now: dt.datetime, weeks_ahead: int = WEEKS_AHEAD) -> list[str]:
     """Make the partitions of this week and the next ones that are missing; answers their names.
 
     Each is a transaction of its own under an advisory lock, so that a lock on a parent is brief.
+    Raises LedgerRefused when a table is in use, and also when a week's rows stand in a DEFAULT
+    partition already: they stay there, and the other weeks are made before it is said.
     """
-    made = []
-    for week in weeks(now, ahead=weeks_ahead):
-        for table in PARTITIONED:
-            name = f"{table}_{week.suffix}"
-            async with ledger.transaction() as connection:
-                await connection.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
-                await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-                if (await rows(connection, _MISSING, {"name": name}))[0]["missing"]:
-                    for statement in statements(table, week):
-                        await connection.execute(sa.text(statement))
-                    made.append(name)
+    wanted = {_name(table, week): (table, week) for week in weeks(now, ahead=weeks_ahead) for table in PARTITIONED}
+    async with ledger.statement() as connection:
+        missing = {row["name"] for row in await rows(connection, _MISSING, {"names": list(wanted)})}
+    made, strayed = [], []
+    for name in filter(missing.__contains__, wanted):
+        table, week = wanted[name]
+        match await _make(ledger, table, week):
+            case "made":
+                made.append(name)
+            case "strays":
+                strayed.append(name)
+            case "there":  # another dispatcher was quicker
+                pass
+    if strayed:
+        raise LedgerRefused(f"rows in the DEFAULT partitions belong to {', '.join(strayed)}", _CHECK_VIOLATION)
     return made
+
+
+async def _make(ledger: Ledger, table: str, week: Week) -> Literal["made", "there", "strays"]:
+    """One partition, in one transaction. Guard: the advisory lock. Index: the DEFAULT partition's key."""
+    column = PARTITIONED[table]
+    strays = sa.text(f"SELECT 1 FROM {table}_default WHERE {column} >= :first AND {column} < :end LIMIT 1")
+    try:
+        async with ledger.transaction() as connection:
+            await connection.execute(_WAIT_FOR_TURN)
+            await connection.execute(_TAKE_TURN, {"key": _LOCK})
+            await connection.execute(_BE_BRIEF)
+            if not await rows(connection, _MISSING, {"names": [_name(table, week)]}):
+                return "there"
+            if await rows(connection, strays, {"first": week.first, "end": week.end}):
+                return "strays"  # attaching would look through all of them, with everybody waiting, and fail
+            for statement in statements(table, week):
+                await connection.execute(sa.text(statement))
+    except LedgerUnavailable as error:
+        # A dump that reads the DEFAULT partition, say. The ledger is well, and asking again at once
+        # would make everybody wait again.
+        state = str(getattr(getattr(error.__cause__, "orig", None), "sqlstate", None))
+        if state in _IN_THE_WAY:
+            raise LedgerRefused(f"{table} is in use: {_name(table, week)} was not made ({state})", state) from error
+        raise
+    return "made"

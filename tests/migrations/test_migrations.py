@@ -6,6 +6,8 @@ import asyncio
 import datetime as dt
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -14,12 +16,11 @@ from alembic import command
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlmodel import SQLModel
 
-from service.bootstrap import IdSource
 from service.errors import LedgerRefused, StartError
 from service.ledger import migrate, partitions, tables
-from service.ledger.session import Ledger, async_url
+from service.ledger.session import Ledger, async_url, open_ledger
 from service.settings import Settings
-from tests.servers import SECRET_KEYS, Servers
+from tests.servers import SECRET_KEYS, Servers, name_of
 from tests.world import World
 
 CATALOGS = {
@@ -61,6 +62,12 @@ def settings_for(url: str) -> Settings:
     return Settings.model_validate({"database_url": url, "redis_url": "redis://x/0", "secret_keys": SECRET_KEYS})
 
 
+def opened(url: str) -> Ledger:
+    return open_ledger(
+        url, connections_max=1, acquire_timeout_seconds=5.0, statement_timeout_seconds=10.0, name="migrations"
+    )
+
+
 async def test_the_migrated_schema_is_the_models(database_url: str, empty_database_url: str) -> None:
     engine = create_async_engine(async_url(empty_database_url))
     async with engine.begin() as connection:
@@ -96,6 +103,39 @@ async def test_two_migrations_at_once_both_end_well(empty_database_url: str) -> 
     assert [await asyncio.wait_for(process.wait(), 60) for process in both] == [0, 0]
 
 
+async def test_a_partition_has_all_that_its_parent_has(ledger: Ledger) -> None:
+    world = World(ledger)
+    await partitions.ensure_ahead(ledger, dt.datetime.now(dt.UTC) + dt.timedelta(weeks=10), 0)
+    differing = await world.fetch("""
+        WITH parts AS (
+            SELECT inhrelid, inhparent FROM pg_inherits JOIN pg_class ON oid = inhrelid WHERE relkind = 'r'
+        ), lacking AS (
+            SELECT inhrelid, attname FROM parts JOIN pg_attribute parent ON parent.attrelid = inhparent
+            WHERE attnum > 0 AND NOT EXISTS (
+                SELECT FROM pg_attribute own WHERE own.attrelid = inhrelid AND own.attname = parent.attname
+                    AND own.atttypid = parent.atttypid AND own.attnotnull = parent.attnotnull
+                    AND own.attstorage = parent.attstorage AND own.atthasdef = parent.atthasdef
+            )
+        ), counted AS (
+            SELECT inhrelid,
+                (SELECT count(*) FROM pg_index WHERE indrelid = inhrelid AND indisvalid) AS own,
+                (SELECT count(*) FROM pg_index WHERE indrelid = inhparent) AS parents,
+                (SELECT count(*) FROM pg_constraint WHERE conrelid = inhrelid AND contype = 'c') AS own_checks,
+                (SELECT count(*) FROM pg_constraint WHERE conrelid = inhparent AND contype = 'c') AS parents_checks
+            FROM parts
+        )
+        SELECT inhrelid::regclass::text FROM lacking
+        UNION ALL
+        SELECT inhrelid::regclass::text FROM counted WHERE own <> parents OR own_checks <> parents_checks
+    """)
+    assert differing == []
+    bodies = await world.fetch("""
+        SELECT DISTINCT attstorage::text FROM pg_attribute
+        WHERE attname = 'body' AND attrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'payloads'::regclass)
+    """)
+    assert [row["attstorage"] for row in bodies] == ["e"]
+
+
 async def test_new_ids_land_in_this_weeks_partition(ledger: Ledger) -> None:
     world = World(ledger)
     destination = await world.destination()
@@ -121,6 +161,47 @@ async def test_partitions_are_made_ahead_once_by_two_at_once(ledger: Ledger) -> 
     assert await partitions.ensure_ahead(ledger, later, 2) == []
     attached = await World(ledger).fetch("SELECT count(*) FROM pg_inherits WHERE inhparent = 'attempts'::regclass")
     assert attached[0]["count"] == 1 + 6 + 3
+
+
+async def test_one_row_in_a_default_partition_does_not_keep_the_other_weeks_from_being_made(ledger: Ledger) -> None:
+    world = World(ledger)
+    destination = await world.destination()
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(weeks=10)
+    first, second = partitions.weeks(later, ahead=1)
+    await world.accepted(destination.id, id=first.first)
+    with pytest.raises(LedgerRefused, match=f"deliveries_{first.suffix}, payloads_{first.suffix}$"):
+        await partitions.ensure_ahead(ledger, later, 1)
+    # The stray is still found where it was, and its neighbours are accepted.
+    await world.accepted(destination.id, id=second.first)
+    found = await world.fetch("SELECT tableoid::regclass::text AS partition FROM deliveries ORDER BY id")
+    assert [row["partition"] for row in found] == ["deliveries_default", f"deliveries_{second.suffix}"]
+
+
+async def test_a_table_that_is_read_at_length_is_given_up_soon_and_not_called_an_outage(
+    ledger: Ledger, database_url: str
+) -> None:
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(weeks=10)
+    dump = await asyncpg.connect(database_url)
+    try:
+        async with dump.transaction():
+            await dump.execute("LOCK TABLE payloads_default IN ACCESS SHARE MODE")
+            with pytest.raises(LedgerRefused, match="payloads is in use"):
+                await partitions.ensure_ahead(ledger, later, 0)
+        made = await partitions.ensure_ahead(ledger, later, 0)
+    finally:
+        await dump.close()
+    assert [name.partition("_")[0] for name in made] == ["payloads", "attempts"]
+
+
+async def test_with_nothing_to_make_no_lock_is_asked_for(ledger: Ledger, database_url: str) -> None:
+    other = await asyncpg.connect(database_url)
+    try:
+        async with other.transaction():
+            await other.execute("LOCK TABLE deliveries, payloads, attempts IN EXCLUSIVE MODE")
+            await other.execute("SELECT pg_advisory_xact_lock($1)", partitions._LOCK)
+            assert await partitions.ensure_ahead(ledger, dt.datetime.now(dt.UTC)) == []
+    finally:
+        await other.close()
 
 
 @pytest.mark.parametrize("deed", ["UPDATE audit_log SET actor = 'x'", "DELETE FROM audit_log", "TRUNCATE audit_log"])
@@ -151,33 +232,99 @@ async def test_a_ledger_that_is_bare_or_behind_or_ahead_is_told_apart(
     assert await migrate.check_migrated(ledger) == "The ledger has no tables yet: run `hookledger migrate`."
 
 
+def nowhere(url: str) -> str:
+    return url.rsplit("/", 1)[0] + "/nowhere"
+
+
+def stranger(url: str) -> str:
+    return url.replace("://", "://nobody_", 1)
+
+
+def closed_port(_: str) -> str:
+    return "postgresql://u:p@127.0.0.1:1/x"
+
+
+def unreadable(_: str) -> str:
+    return "postgresql://u:p@127.0.0.1:port/x"
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda url: url.replace("@127.0.0.1", "@127.0.0.1").rsplit("/", 1)[0] + "/nowhere", "does not exist"),
-        (lambda _: "postgresql://u:p@127.0.0.1:1/x", "does not answer"),
-        (lambda url: url.replace("://", "://nobody_", 1), "refuses the user or password"),
+        (nowhere, "The database named in DATABASE_URL does not exist: create it first."),
+        (closed_port, "The database in DATABASE_URL does not answer: check its address, and that it is running."),
+        (stranger, "The database refuses the user or password in DATABASE_URL."),
+        (unreadable, "DATABASE_URL cannot be read: is it postgresql://user:password@host:port/name?"),
     ],
 )
 async def test_what_keeps_a_migration_from_running_is_one_sentence(
-    servers: Servers, empty_database_url: str, spoil: object, sentence: str
+    empty_database_url: str, spoil: Callable[[str], str], sentence: str
 ) -> None:
-    assert callable(spoil)
-    with pytest.raises(StartError, match=sentence):
+    with pytest.raises(StartError) as refused:
         await asyncio.to_thread(migrate.upgrade, settings_for(spoil(empty_database_url)))
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [(nowhere, "does not exist"), (stranger, "refuses the user or password")],
+)
+async def test_a_ledger_that_lets_nobody_in_is_one_sentence(
+    database_url: str, spoil: Callable[[str], str], sentence: str
+) -> None:
+    ledger = opened(spoil(database_url))
+    try:
+        assert sentence in str(await migrate.check_migrated(ledger))
+    finally:
+        await ledger.close()
+
+
+async def test_a_user_who_may_not_create_or_read_tables_is_told_so(
+    servers: Servers, empty_database_url: str, database_url: str
+) -> None:
+    connection = await asyncpg.connect(empty_database_url)
+    try:
+        if await connection.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
+            pytest.skip("the role in DATABASE_URL may do everything")
+        # The owner of a database may take rights from itself.
+        await connection.execute("REVOKE CREATE ON SCHEMA public FROM pg_database_owner, PUBLIC")
+    finally:
+        await connection.close()
+    with pytest.raises(StartError, match="may not create tables"):
+        await asyncio.to_thread(migrate.upgrade, settings_for(empty_database_url))
+    ledger = opened(database_url)
+    try:
+        await World(ledger).execute("REVOKE ALL ON alembic_version FROM CURRENT_USER")
+        assert "may not read the ledger" in str(await migrate.check_migrated(ledger))
+    finally:
+        await ledger.close()
+
+
+async def test_a_read_only_database_is_told_so(servers: Servers, empty_database_url: str) -> None:
+    servers.execute(f"ALTER DATABASE {name_of(empty_database_url)} SET default_transaction_read_only = on")
+    with pytest.raises(StartError, match="read-only"):
+        await asyncio.to_thread(migrate.upgrade, settings_for(empty_database_url))
+
+
+async def test_a_postgres_that_is_too_old_is_neither_migrated_nor_served(
+    ledger: Ledger, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "POSTGRES_MAJOR_MIN", 99)
+    with pytest.raises(StartError, match="is too old: Hookledger needs 99 or later"):
+        await asyncio.to_thread(migrate.upgrade, settings_for(empty_database_url))
+    assert not any((await catalog(empty_database_url)).values())
+    assert "is too old" in str(await migrate.check_migrated(ledger))
+
+
+async def test_an_installation_without_migrations_does_not_blame_the_database(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(migrate, "_SCRIPTS", tmp_path / "alembic")
+    with pytest.raises(StartError, match="lacks the folder alembic/"):
+        await asyncio.to_thread(migrate.upgrade, settings_for(empty_database_url))
 
 
 async def test_a_newer_database_is_not_migrated_by_older_code(database_url: str, ledger: Ledger) -> None:
     await World(ledger).execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StartError, match="newer version"):
         await asyncio.to_thread(migrate.upgrade, settings_for(database_url))
-
-
-def test_a_weeks_range_begins_with_the_ids_of_its_monday() -> None:
-    [week] = partitions.weeks(dt.datetime(2026, 12, 2, 23, tzinfo=dt.UTC), ahead=0)
-    assert week.suffix == "2026w49"
-    assert int(week.first.int >> 80) == int(dt.datetime(2026, 11, 30, tzinfo=dt.UTC).timestamp() * 1000)
-    assert week.first < IdSource()() or dt.datetime.now(dt.UTC) < dt.datetime(2026, 11, 30, tzinfo=dt.UTC)
-    across = partitions.weeks(dt.datetime(2026, 12, 28, tzinfo=dt.UTC), ahead=1)
-    assert [found.suffix for found in across] == ["2026w53", "2027w01"]
-    assert across[0].end == across[1].first
