@@ -33,6 +33,7 @@ from service.version import USER_AGENT
 
 # Between two tries to write an outcome while the ledger is away; the lease bounds how long.
 _SETTLE_PAUSE_SECONDS = 0.25
+_SETTLE_AT_STOP_SECONDS = 5.0  # beyond the grace, for outcomes that are known and not yet written
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Deliverer:
         self._settles: Coalescer[Settlement, bool] = Coalescer(self._settle_batch)
         self._claiming: set[asyncio.Task[list[asyncio.Task[None]]]] = set()
         self._attempts: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._awake_at = clock.monotonic()
 
@@ -104,7 +106,10 @@ class Deliverer:
             await asyncio.wait(started)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Claim no more, let attempts finish within the grace, then break off what is left."""
+        """Claim no more, let attempts finish within the grace, then break off what is left.
+
+        An outcome that is known by then is still written, if the ledger takes it soon.
+        """
         self._stopping = True
         if self._claiming:
             # What is being claimed now is released unsent, and that has to be settled too.
@@ -115,6 +120,8 @@ class Deliverer:
                 attempt.cancel()
             if late:
                 await asyncio.wait(late)
+        if self._settling:
+            await asyncio.wait(set(self._settling), timeout=_SETTLE_AT_STOP_SECONDS)
 
     async def _claim_and_start(self, delivery_ids: Sequence[uuid.UUID]) -> list[asyncio.Task[None]]:
         """Claim within slots that were taken; give back those that no claim fills."""
@@ -166,7 +173,11 @@ class Deliverer:
             decision=decision,
             exchange=exchange,
         )
-        await asyncio.shield(self._settle(claim, settlement, settle_until=asked_at + claim.lease_seconds))
+        # Shielded: an attempt that is broken off after its answer came still has its outcome written.
+        settling = asyncio.create_task(self._settle(claim, settlement, settle_until=asked_at + claim.lease_seconds))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+        await asyncio.shield(settling)
 
     async def _send(self, claim: Claim, asked_at: float) -> Exchange:
         assert transactions_open() == 0, "no ledger connection is held across a request"

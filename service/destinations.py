@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.domain import limits, signing
+from service.domain.address import UrlProblem, parse_url
 from service.domain.delivery import OnAmbiguous
 from service.domain.ids import Prefix, to_typeid
 from service.domain.retry import BASE_SECONDS_DEFAULT, CAP_SECONDS_DEFAULT, DEADLINE_SECONDS_DEFAULT
@@ -75,9 +76,7 @@ class Destinations:
         found = await destinations.find_ad_hoc(self._ledger, tenant, url)
         if found is None:
             secret = signing.new_secret(self._random_bytes(signing.SECRET_BYTES_NEW))
-            found = await self._write(
-                tenant, actor, {"name": url[: limits.NAME_CHARS_MAX], "url": url, "ad_hoc": True}, secret
-            )
+            found = await self._write(tenant, actor, {"name": _ad_hoc_name(url), "url": url, "ad_hoc": True}, secret)
         # Another process was quicker: what it made is there now.
         found = found or await destinations.find_ad_hoc(self._ledger, tenant, url)
         assert found is not None, "the insert was refused because it exists"
@@ -129,3 +128,10 @@ class Destinations:
 
 def _deed(tenant: str, actor: str, verb: str, destination_id: uuid.UUID) -> Deed:
     return Deed(tenant, actor, f"destination.{verb}", to_typeid(Prefix.DESTINATION, destination_id))
+
+
+def _ad_hoc_name(url: str) -> str:
+    """What lists show for a bare URL: its host alone, because a path or a query may hold a credential."""
+    parsed = parse_url(url)
+    assert not isinstance(parsed, UrlProblem), "URLs are validated where they come in"
+    return parsed.host_header[: limits.NAME_CHARS_MAX]

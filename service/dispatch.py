@@ -19,13 +19,14 @@ from service.domain.retry import decide_lost
 from service.errors import LedgerRefused, LedgerUnavailable, QueueUnavailable
 from service.ledger import attempting, dispatching, partitions
 from service.ledger.attempting import Settlement
-from service.ledger.dispatching import LostClaim
+from service.ledger.dispatching import Due, LostClaim
 from service.ledger.session import Ledger
 from service.ports import Clock, HintQueue
 from service.telemetry import events
 from service.telemetry.logging import log
 
 _PARTITIONS_EVERY_SECONDS = 3600.0
+_SORT_OUT_EVERY_SECONDS = 5.0
 _NEVER_STALE_SECONDS = 86_400.0  # longer than any lease
 
 
@@ -58,6 +59,7 @@ class Dispatcher:
         self._ledger_was_up = True
         self._ledger_back_at = float("-inf")
         self._housekept_at = float("-inf")
+        self._sorted_out_at = float("-inf")
 
     async def run_pass(self) -> bool:
         """One pass of every step; answers whether a step was left with more to do.
@@ -111,24 +113,39 @@ class Dispatcher:
     async def _due(self) -> bool:
         """Hint what is due, as far as the queue has room; expire and park what may not be sent."""
         for _ in range(limits.PASS_ROUNDS_MAX):
-            depth = await self._queue.depth()
+            try:
+                depth = await self._queue.depth()
+            except QueueUnavailable:
+                await self._sort_out()
+                raise
             room = (limits.HINT_JOBS_MAX - depth) * limits.HINT_IDS_MAX
             if room <= 0:
+                await self._sort_out()
                 return False
             batch = min(limits.DUE_BATCH, room)
             due = await dispatching.take_due(
                 self._ledger, visibility_seconds=visibility_seconds(self._rhythm.visibility_seconds, depth), batch=batch
             )
-            if due.to_park:
-                await dispatching.park(self._ledger, due.to_park)
-            for delivery_id, reason in due.expired:
-                log.info(events.DELIVERY_EXPIRED, delivery_id=to_typeid(Prefix.DELIVERY, delivery_id), reason=reason)
+            await self._set_aside(due)
             if due.to_hint:
                 await self._queue.hint(due.to_hint)
                 log.debug(events.DISPATCH_HINTED, deliveries_count=len(due.to_hint))
             if due.rows_count < batch:
                 return False
         return True
+
+    async def _sort_out(self) -> None:
+        """With no room for a hint: still expire and park what may not be sent, every few seconds."""
+        now = self._clock.monotonic()
+        if now - self._sorted_out_at >= _SORT_OUT_EVERY_SECONDS:
+            self._sorted_out_at = now
+            await self._set_aside(await dispatching.take_unsendable(self._ledger))
+
+    async def _set_aside(self, due: Due) -> None:
+        if due.to_park:
+            await dispatching.park(self._ledger, due.to_park)
+        for delivery_id, reason in due.expired:
+            log.info(events.DELIVERY_EXPIRED, delivery_id=to_typeid(Prefix.DELIVERY, delivery_id), reason=reason)
 
     async def _rescue(self) -> bool:
         """Settle the claims that nobody will settle: as unknown, never as failed."""

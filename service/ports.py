@@ -58,7 +58,7 @@ class HintQueue(Protocol):
         ...
 
     async def depth(self) -> int:
-        """How many jobs wait. Raises QueueUnavailable."""
+        """How many jobs wait, those under way not counted. Raises QueueUnavailable."""
         ...
 
     async def epoch_lost(self) -> bool:

@@ -53,7 +53,9 @@ class Settings(BaseSettings):
 
     worker_slots: int = Field(256, ge=1, le=10_000, description="Attempts one worker has in flight at most.")
     worker_grace_seconds: float = Field(
-        25.0, ge=0, description="How long a stopping worker lets attempts finish before it releases them."
+        25.0,
+        ge=0,
+        description="How long a stopping worker lets attempts finish; then they are broken off: `unknown`.",
     )
     lease_margin_seconds: float = Field(
         15.0, ge=5, description="A lease lasts the destination's timeout plus this, for settling."

@@ -40,12 +40,15 @@ class Budget:
     """What is left to a delivery: attempt `number` of `attempts_max`, until `deadline_at`.
 
     `crashed_claims` counts the claims in a row, this one excluded, that ended without an outcome.
+    `uncharged_count` counts the earlier attempts that the schedule does not: those before the latest
+    redrive, and those that were released.
     """
 
     number: int
     attempts_max: int
     deadline_at: dt.datetime
     crashed_claims: int = 0
+    uncharged_count: int = 0
 
 
 def decide(
@@ -108,7 +111,7 @@ def _again(
     """Another attempt if the budget and the deadline leave room for one."""
     if budget.number >= budget.attempts_max:
         return Bury(DeadReason.EXHAUSTED)
-    delay_seconds = backoff_seconds(policy, budget.number, jitter)
+    delay_seconds = backoff_seconds(policy, budget.number - budget.uncharged_count, jitter)
     if asked_seconds is not None:
         delay_seconds = max(delay_seconds, asked_seconds * (1 + _ON_TOP_RATIO * jitter))
     if now + dt.timedelta(seconds=delay_seconds) > budget.deadline_at:
@@ -117,7 +120,7 @@ def _again(
 
 
 def backoff_seconds(policy: RetryPolicy, number: int, jitter: float) -> float:
-    """The delay after attempt `number` (1, 2, 3 …), in seconds; always positive, never beyond the cap.
+    """The delay after the `number`th charged attempt (1, 2, 3 …), in seconds: positive, never beyond the cap.
 
     Doubling with full jitter over the step: drawn from the whole interval between the step before
     and this one, (b/2, b]. So a crowd is spread over half of every delay, and still each delay of

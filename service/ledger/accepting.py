@@ -23,7 +23,7 @@ from service.ledger.session import Ledger, rows
 class NewDelivery:
     """One validated request, ready for the ledger.
 
-    `due_at` is absolute, or None for "now"; `delay_seconds` counts from the commit instead.
+    `due_at` is absolute, and means "now" when it is None or past; `delay_seconds` counts from the commit instead.
     Without `deadline_at` and `deadline_seconds` the destination's deadline holds, from the due time.
     """
 
@@ -79,7 +79,7 @@ class Standing:
 _INSERT = sa.text("""
 WITH input AS (
     SELECT i.*, d.attempts_max, d.state AS destination_state,
-        coalesce(i.due_at, now() + make_interval(secs => coalesce(i.delay_seconds, 0))) AS next_attempt_at,
+        greatest(coalesce(i.due_at, now() + make_interval(secs => i.delay_seconds)), now()) AS next_attempt_at,
         coalesce(i.deadline_seconds, d.deadline_seconds) AS deadline_after
     FROM unnest(
         CAST(:ids AS uuid[]), CAST(:tenants AS text[]), CAST(:keys AS text[]), CAST(:fingerprints AS bytea[]),

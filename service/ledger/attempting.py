@@ -97,8 +97,8 @@ WITH chosen AS (
         lease_until = now() + make_interval(secs => chosen.timeout_seconds + :margin_seconds)
     FROM chosen
     WHERE d.id = chosen.id AND d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'pending'
-    RETURNING d.id, d.tenant, d.destination_id, d.attempt_count, d.attempts_max, d.crashed_claims, d.deadline_at,
-        d.next_attempt_at, d.claimed_at, d.next_trigger
+    RETURNING d.id, d.tenant, d.destination_id, d.attempt_count, d.attempts_max, d.crashed_claims, d.uncharged_count,
+        d.deadline_at, d.next_attempt_at, d.claimed_at, d.next_trigger
 )
 SELECT c.*, p.event_id, p.event_type, p.content_type, p.headers, p.body,
     t.url, t.headers AS destination_headers, t.timeout_seconds, t.schedule_seconds, t.base_seconds, t.cap_seconds,
@@ -140,6 +140,7 @@ def _claim(row: sa.RowMapping, lease_margin_seconds: float) -> Claim:
             attempts_max=row["attempts_max"],
             deadline_at=row["deadline_at"],
             crashed_claims=row["crashed_claims"],
+            uncharged_count=row["uncharged_count"],
         ),
         scheduled_at=row["next_attempt_at"],
         claimed_at=row["claimed_at"],
@@ -172,7 +173,8 @@ WITH s AS (
 ), moved AS (
     UPDATE deliveries d
     SET state = s.state, lease_until = NULL, dead_reason = s.dead_reason, crashed_claims = s.crashed_claims,
-        attempts_max = d.attempts_max + s.uncharged, next_trigger = 'schedule',
+        attempts_max = d.attempts_max + s.uncharged, uncharged_count = d.uncharged_count + s.uncharged,
+        next_trigger = 'schedule',
         last_outcome = s.outcome, last_status_code = s.status_code, last_error = s.error,
         may_have_been_delivered = s.state <> 'delivered' AND (d.may_have_been_delivered OR s.outcome = 'unknown'),
         next_attempt_at = CASE WHEN s.state = 'pending' THEN now() + make_interval(secs => s.delay_seconds)

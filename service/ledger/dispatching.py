@@ -14,15 +14,25 @@ from service.ledger.session import Ledger, rows
 
 # The ids go through arrays so that the updates find their rows by key and not by a join, for which a
 # small table's statistics would read the whole of a large one.
-_TAKE_DUE = sa.text("""
-WITH due AS (
+_DUE = """
     SELECT d.id, t.state AS destination_state, d.deadline_at <= now() AS late
     FROM (
         SELECT id, destination_id, deadline_at FROM deliveries
         WHERE wake_at <= now() ORDER BY wake_at LIMIT :batch
         FOR NO KEY UPDATE SKIP LOCKED
     ) d JOIN destinations t ON t.id = d.destination_id
-), hinted AS (
+"""
+
+_UNSENDABLE = """
+    SELECT d.id, t.state AS destination_state, d.deadline_at <= now() AS late
+    FROM deliveries d JOIN destinations t ON t.id = d.destination_id
+    WHERE d.wake_at <= now() AND (d.deadline_at <= now() OR t.state <> 'active')
+    ORDER BY d.wake_at LIMIT :batch
+    FOR NO KEY UPDATE OF d SKIP LOCKED
+"""
+
+_TAKE = """
+WITH due AS ({due}), hinted AS (
     UPDATE deliveries d SET wake_at = now() + make_interval(secs => :visibility_seconds)
     WHERE d.id = ANY(ARRAY(SELECT id FROM due WHERE destination_state = 'active' AND NOT late)) AND d.state = 'pending'
     RETURNING d.id, d.next_attempt_at
@@ -36,7 +46,9 @@ WITH due AS (
 SELECT due.id, hinted.next_attempt_at, expired.dead_reason, due.destination_state = 'paused' AND NOT due.late AS paused
 FROM due LEFT JOIN hinted ON hinted.id = due.id LEFT JOIN expired ON expired.id = due.id
 ORDER BY hinted.next_attempt_at
-""")
+"""
+_TAKE_DUE = sa.text(_TAKE.format(due=_DUE))
+_TAKE_UNSENDABLE = sa.text(_TAKE.format(due=_UNSENDABLE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +70,21 @@ async def take_due(ledger: Ledger, *, visibility_seconds: float, batch: int = li
 
     Hinted rows are not looked at again for `visibility_seconds`. Index: `ix_deliveries_wake_at`.
     """
-    values = {"visibility_seconds": visibility_seconds, "batch": batch}
+    return await _take(ledger, _TAKE_DUE, {"visibility_seconds": visibility_seconds, "batch": batch})
+
+
+async def take_unsendable(ledger: Ledger, *, batch: int = limits.DUE_BATCH) -> Due:
+    """Take rows whose `wake_at` has passed and that may not be sent: to be EXPIREd, or parked.
+
+    For when nothing can be hinted. It passes over all that is due, so it is not for every pass.
+    Index: `ix_deliveries_wake_at`.
+    """
+    return await _take(ledger, _TAKE_UNSENDABLE, {"visibility_seconds": 0.0, "batch": batch})
+
+
+async def _take(ledger: Ledger, statement: sa.TextClause, values: dict[str, float]) -> Due:
     async with ledger.statement() as connection:
-        found = await rows(connection, _TAKE_DUE, values)
+        found = await rows(connection, statement, values)
     return Due(
         to_hint=[row["id"] for row in found if row["next_attempt_at"] is not None],
         expired=[(row["id"], row["dead_reason"]) for row in found if row["dead_reason"] is not None],
@@ -98,8 +122,9 @@ class LostClaim:
 
 
 _LOST = sa.text("""
-SELECT d.id, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d.next_attempt_at, d.claimed_at,
-    d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds, t.on_ambiguous, now() AS now
+SELECT d.id, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d.uncharged_count, d.next_attempt_at,
+    d.claimed_at, d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds, t.on_ambiguous,
+    now() AS now
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
 WHERE d.lease_until IS NOT NULL AND (d.lease_until <= now() OR (
     d.claimed_at <= now() - make_interval(secs => :stale_seconds)
@@ -121,7 +146,13 @@ async def find_lost(ledger: Ledger, *, stale_seconds: float, batch: int = limits
     return [
         LostClaim(
             delivery_id=row["id"],
-            budget=Budget(row["attempt_count"], row["attempts_max"], row["deadline_at"], row["crashed_claims"]),
+            budget=Budget(
+                number=row["attempt_count"],
+                attempts_max=row["attempts_max"],
+                deadline_at=row["deadline_at"],
+                crashed_claims=row["crashed_claims"],
+                uncharged_count=row["uncharged_count"],
+            ),
             policy=policy_of(row),
             row=row,
         )

@@ -178,7 +178,7 @@ WITH locked AS (
 ), requeued AS (
     UPDATE deliveries d
     SET state = 'pending', dead_reason = NULL, completed_at = NULL, next_attempt_at = now(), wake_at = now(),
-        parked = false, attempts_max = d.attempt_count + l.attempts_max,
+        parked = false, attempts_max = d.attempt_count + l.attempts_max, uncharged_count = d.attempt_count,
         deadline_at = now() + make_interval(secs => l.deadline_seconds), redrive_count = d.redrive_count + 1,
         redrive_id = CAST(:redrive_id AS uuid), crashed_claims = 0, next_trigger = 'redrive'
     FROM locked l

@@ -214,6 +214,8 @@ class Delivery(SQLModel, table=True):
     last_status_code: int | None = Field(sa_column=sa.Column(sa.Integer))
     redrive_count: int = Field(sa_column=sa.Column(sa.Integer, nullable=False, server_default=sa.text("0")))
     crashed_claims: int = Field(sa_column=sa.Column(sa.SmallInteger, nullable=False, server_default=sa.text("0")))
+    # Attempts that the schedule does not count: those before the latest redrive, and released ones.
+    uncharged_count: int = Field(sa_column=sa.Column(sa.Integer, nullable=False, server_default=sa.text("0")))
     parked: bool = Field(sa_column=sa.Column(sa.Boolean, nullable=False, server_default=sa.false()))
     may_have_been_delivered: bool = Field(sa_column=sa.Column(sa.Boolean, nullable=False, server_default=sa.false()))
     state: str = Field(sa_column=sa.Column(sa.Text, nullable=False))

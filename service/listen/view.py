@@ -43,7 +43,7 @@ class View:
         self._print(
             Text(
                 "Signatures are not checked: no --secret. The server makes the secret and shows it once, in the\n"
-                "answer to POST /destinations or POST /destinations/{id}/rotate-secret. Then: --secret whsec_...",
+                "answer to POST /destinations. Then: --secret whsec_...",
                 style="yellow",
             )
         )

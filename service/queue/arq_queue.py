@@ -2,9 +2,10 @@
 
 arq may lose or repeat any job at any time, so nothing but latency depends on one. What is known of
 arq 0.28 and answered here: its default serializer is pickle (ours is JSON, so a planted pickle does
-not run); a kept result blocks a job id (none is kept, and ids are never reused); a worker polls (the
-poll here is short); a lost connection ends its worker (ours is started again by `run_worker`); its
-RedisSettings show the password when printed (they never are).
+not run); a kept result blocks a job id (none is kept, and ids are never reused); a worker polls
+(the poll here is short), and steps over each job under way (which is set aside); a lost connection
+ends its worker (ours is started again by `run_worker`); its RedisSettings show the password when
+printed (they never are).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
 from arq.connections import ArqRedis
+from arq.utils import timestamp_ms
 from arq.worker import Worker, func
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
@@ -40,6 +42,7 @@ _POLL_SECONDS: Final = 0.5  # the fallback; the doorbell starts a job sooner
 _LISTEN_SECONDS: Final = 5.0  # one wait for a ring; its end only starts the next
 _CANCEL_AGAIN_SECONDS: Final = 0.5
 _JOB_EXPIRY_SECONDS: Final = 300.0  # a hint older than this was given out again long ago
+_SKEW_MS_MAX: Final = 30_000  # between the clocks of two machines; less than any job is set aside for
 
 
 def dumps(value: dict[str, Any]) -> bytes:
@@ -69,9 +72,9 @@ class ArqQueue:
             await self._redis.publish(DOORBELL, b"1")
 
     async def depth(self) -> int:
-        """How many jobs wait or run."""
+        """How many jobs wait for a worker; those under way are set aside."""
         with _translated():
-            return int(await self._redis.zcard(QUEUE_NAME))
+            return int(await self._redis.zcount(QUEUE_NAME, "-inf", timestamp_ms() + _SKEW_MS_MAX))
 
     async def epoch_lost(self) -> bool:
         """Whether Redis lost its contents: the marker lives and dies with them."""
@@ -124,6 +127,17 @@ class DoorbellWorker(Worker):
         finally:
             await end([listening])
 
+    async def set_aside(self, job_id: str) -> None:
+        """Take a job that was begun out of every poll's sight until its time is up.
+
+        arq leaves a job under way in the queue, and each poll of each worker asks for it in vain: a
+        few hundred requests that hang would make everybody's next hint wait. It still stands there
+        until it is acknowledged, so a worker that dies leaves it to be found again.
+        """
+        with contextlib.suppress(RedisError, OSError):  # only latency is at stake
+            due_ms = timestamp_ms() + int(self.job_timeout_s * 1_000)
+            await self.pool.zadd(self.queue_name, {job_id: due_ms}, xx=True)
+
     def stop_taking(self) -> None:
         """Start no more jobs; `main` returns when those that run have ended."""
         self.allow_pick_jobs = False
@@ -153,7 +167,7 @@ async def run_worker(
     """Take jobs and hand their ids to `deliver`, until `stopping`. Raises QueueUnavailable when Redis goes."""
 
     async def run_job(ctx: dict[Any, Any], ids: list[str]) -> None:
-        await deliver([uuid.UUID(text) for text in ids])
+        await asyncio.gather(deliver([uuid.UUID(text) for text in ids]), worker.set_aside(ctx["job_id"]))
 
     redis = _connect(redis_url)
     worker = DoorbellWorker(

@@ -77,6 +77,19 @@ async def test_the_same_meaning_in_another_spelling_is_a_replay(api: httpx.Async
     assert (first.status_code, again.status_code) == (202, 200)
 
 
+@pytest.mark.parametrize("deliver_at", ["0001-01-01T00:00:00Z", "2020-01-01T00:00:00+23:59"])
+async def test_a_deliver_at_in_the_past_means_now_and_is_never_a_500(api: httpx.AsyncClient, deliver_at: str) -> None:
+    answer = await post(api, {"url": "http://127.0.0.1:9/hook", "payload": 1, "deliver_at": deliver_at})
+    assert answer.status_code == 202
+    assert answer.json()["next_attempt_at"] == answer.json()["created_at"]
+
+
+async def test_a_bare_urls_destination_is_named_by_its_host_and_shows_no_query(api: httpx.AsyncClient) -> None:
+    answer = await post(api, {"url": "http://127.0.0.1:9/hook?token=sesame", "payload": 1})
+    shown = await api.get(f"/destinations/{answer.json()['destination_id']}")
+    assert shown.json()["name"] == "127.0.0.1:9"
+
+
 async def test_one_key_a_hundred_times_at_once_is_one_delivery(api: httpx.AsyncClient, destination_id: str) -> None:
     answers = await asyncio.gather(*(post(api, {"destination_id": destination_id, "payload": 1}) for _ in range(100)))
     assert sorted({answer.status_code for answer in answers}) == [200, 202]

@@ -109,9 +109,10 @@ async def test_a_settle_goes_by_the_primary_key(world: World, at_statistics: str
 
 
 @pytest.mark.parametrize("at_statistics", ["pending", "delivered"])
-async def test_the_due_step_goes_by_wake_at(world: World, at_statistics: str) -> None:
+@pytest.mark.parametrize("statement", [dispatching._TAKE_DUE, dispatching._TAKE_UNSENDABLE], ids=["due", "unsendable"])
+async def test_the_due_step_goes_by_wake_at(world: World, at_statistics: str, statement: sa.TextClause) -> None:
     await before_and_after(world, at_statistics, "pending")
-    used = on_deliveries(await indexes_of(world, dispatching._TAKE_DUE, {"visibility_seconds": 2.0, "batch": 100}))
+    used = on_deliveries(await indexes_of(world, statement, {"visibility_seconds": 2.0, "batch": 100}))
     assert any("wake_at" in name for name in used), used
     assert not any(name.startswith("seq:") for name in used), used
 

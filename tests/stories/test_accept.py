@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as dt
 import hashlib
 import uuid
+
+import pytest
 
 from service.accept import (
     Accepted,
@@ -146,6 +149,19 @@ async def test_a_delivery_for_later_is_neither_hinted_nor_claimable_before_its_t
     assert world.sender.requests == []
     await world.let_pass(3601)
     await world.dispatch()
+    await world.work()
+    assert (await world.view(delivery_id))["state"] == "delivered"
+
+
+@pytest.mark.parametrize("due_at", [dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)])
+async def test_a_due_time_in_the_past_is_now_and_does_not_use_up_the_deadline(
+    world: World, due_at: dt.datetime
+) -> None:
+    destination = await world.destination(deadline_seconds=600)
+    delivery_id = await world.accepted(destination.id, due_at=due_at)
+    row = await world.view(delivery_id)
+    assert row["deadline_at"] - row["next_attempt_at"] == dt.timedelta(seconds=600)
+    assert row["next_attempt_at"] == row["created_at"]
     await world.work()
     assert (await world.view(delivery_id))["state"] == "delivered"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 import pytest
 
@@ -376,6 +377,43 @@ async def test_an_attempt_broken_off_by_the_end_of_the_grace_is_unknown(world: W
     await working
     row = await world.view(delivery_id)
     assert (row["state"], row["last_outcome"]) == ("pending", "unknown")
+
+
+async def test_an_answer_that_came_before_the_end_of_the_grace_is_settled_before_the_stop_ends(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    settling, go_on = asyncio.Event(), asyncio.Event()
+    real_settle = attempting.settle
+
+    async def slow_settle(*args: Any) -> set[uuid.UUID]:
+        settling.set()
+        await go_on.wait()
+        return await real_settle(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempting, "settle", slow_settle)
+        working = asyncio.create_task(world.work())
+        await asyncio.wait_for(settling.wait(), SIGNALS_WITHIN_SECONDS)
+        stopping = asyncio.create_task(world.deliverer.stop(0.0))
+        await asyncio.wait({working})  # the attempt is broken off; its outcome is on the way
+        assert not stopping.done()
+        go_on.set()
+        await stopping
+    assert (await world.view(delivery_id))["state"] == "delivered"
+
+
+async def test_an_attempt_that_was_released_does_not_lengthen_the_next_wait(world: World) -> None:
+    destination = await world.destination(base_seconds=100.0)
+    world.sender.script = [unsent(Fault.SHUTDOWN), unsent(Fault.SHUTDOWN), answered(503)]
+    delivery_id = await world.accepted(destination.id)
+    for _ in range(3):
+        await world.work()
+        await world.let_pass(60)
+        await world.dispatch()
+    row = await world.view(delivery_id)
+    wait = row["next_attempt_at"] - (await world.attempts(delivery_id))[-1]["attempt_completed_at"]
+    assert row["attempt_count"] == 3
+    assert wait.total_seconds() + 60 == pytest.approx(75.0, abs=1.0)
 
 
 async def test_a_secret_that_no_key_opens_charges_nobody(world: World) -> None:

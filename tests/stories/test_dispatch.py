@@ -180,6 +180,28 @@ async def test_a_destination_paused_between_hint_and_claim_is_not_sent_to(world:
     assert (await world.view(delivery_id))["attempt_count"] == 0
 
 
+@pytest.mark.parametrize("queue", ["down", "full"])
+async def test_without_room_for_hints_deadlines_still_end_and_paused_rows_are_parked(world: World, queue: str) -> None:
+    destination, paused = await world.destination(), await world.destination()
+    late_id = await world.accepted(destination.id, deadline_seconds=30.0)
+    sendable_id = await world.accepted(destination.id)
+    waiting_id = await world.accepted(paused.id)
+    await world.hints.drain()
+    world.queue.take_all()
+    await world.destinations.pause(TENANT, "test", paused.id)
+    await world.let_pass(31)
+    world.queue.up = queue == "full"
+    world.queue.hinted = [world.new_id()] * 400
+    await world.dispatch()
+    assert (await world.view(late_id))["dead_reason"] == "deadline"
+    parked = await world.fetch("SELECT id FROM deliveries WHERE parked")
+    assert [row["id"] for row in parked] == [waiting_id]
+    # What may be sent is still due at once when there is room again.
+    world.queue.up, world.queue.hinted = True, []
+    await world.dispatch()
+    assert world.queue.take_all() == [sendable_id]
+
+
 async def test_a_full_queue_is_given_nothing_more(world: World) -> None:
     destination = await world.destination()
     await world.accepted(destination.id)

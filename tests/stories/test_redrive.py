@@ -89,6 +89,22 @@ async def test_a_redrive_gives_a_fresh_budget_and_deadline_and_keeps_what_is_kno
     assert dt.timedelta(seconds=500) < row["remaining"] <= dt.timedelta(seconds=600)
 
 
+async def test_a_redrive_begins_the_schedule_anew_and_does_not_go_on_with_waits_of_hours(world: World) -> None:
+    destination = await world.destination(base_seconds=10.0, cap_seconds=3_600.0)
+    delivery_id = await dead(world, destination.id, reason="exhausted", outcome="retryable")
+    await world.execute("UPDATE deliveries SET attempt_count = 17, attempts_max = 18")
+    await started(world, order(delivery_id))
+    world.sender.script = [answered(503)]
+    for doubled in (1, 2, 4):
+        await world.let_pass(3_600)
+        await world.dispatch()
+        await world.dispatch()
+        await world.work()
+        [row] = await world.fetch("SELECT next_attempt_at - now() AS delay FROM deliveries")
+        assert 0 < row["delay"].total_seconds() <= 10 * doubled * 0.75
+    assert (await world.view(delivery_id))["attempt_count"] == 20
+
+
 async def test_a_redriven_delivery_that_fails_again_is_dead_with_its_new_reason_and_whole_history(
     world: World,
 ) -> None:

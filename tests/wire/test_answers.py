@@ -32,7 +32,7 @@ from tests.wire.receiver import (
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 ZEROS = gzip.compress(bytes(1024 * 1024), 9)
-PATIENCE = 0.3  # the deadline of what must run into it
+PATIENCE = 0.8  # the deadline of what must run into it
 SLACK_MS = 1_000
 
 
