@@ -86,6 +86,16 @@ class Intake:
             log.info(events.DELIVERY_DUPLICATE, delivery_id=str(answer.delivery_id), tenant=delivery.tenant)
         return answer
 
+    async def standing(self, delivery: NewDelivery) -> Answer | None:
+        """What the ledger answers to a request that may not become a delivery; None when it is a new one.
+
+        Raises LedgerUnavailable.
+        """
+        [standing] = await accepting.look_up(self._ledger, [delivery])
+        if standing.key_fingerprint is None and standing.event_delivery_id is None:
+            return None
+        return explain(delivery, standing, key_is_new=False)
+
     async def _flush(self, batch: Sequence[NewDelivery]) -> list[Answer]:
         """Commit a batch's new rows, then explain the others from what stands."""
         # One candidate per key, the first to come; what lost to it is explained like any repetition.

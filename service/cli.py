@@ -45,6 +45,13 @@ def main() -> None:
         sys.exit(130)
 
 
+def _folder(text: str | Path) -> Path:
+    """A folder's name. An empty one, from a variable that is not set, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("the folder's name is empty")
+    return Path(text)
+
+
 @app.command()
 def dev(
     port: Annotated[
@@ -54,7 +61,7 @@ def dev(
         ),
     ] = None,
     data_dir: Annotated[
-        Path, typer.Option(help="Where the embedded servers and secrets are kept.", file_okay=True)
+        Path, typer.Option(help="Where the embedded servers and secrets are kept.", parser=_folder, metavar="FOLDER")
     ] = Path(".hookledger"),
     ready_file: Annotated[
         Path | None, typer.Option(help="A JSON file to write once everything answers, and to keep current.")

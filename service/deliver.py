@@ -74,6 +74,7 @@ class Deliverer:
         self._settling: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._awake_at = clock.monotonic()
+        self._woke_at = float("-inf")
 
     @property
     def in_flight_count(self) -> int:
@@ -82,7 +83,10 @@ class Deliverer:
 
     def tick(self) -> None:
         """Say that the process runs. Called at least every second for as long as it does."""
-        self._awake_at = self._clock.monotonic()
+        now = self._clock.monotonic()
+        if now - self._awake_at > self._bounds.claim_young_seconds:
+            self._woke_at = now
+        self._awake_at = now
 
     async def deliver(self, delivery_ids: Sequence[uuid.UUID]) -> None:
         """Attempt those of the ids that are due, as slots become free; return when all are settled.
@@ -182,7 +186,7 @@ class Deliverer:
     async def _send(self, claim: Claim, asked_at: float) -> Exchange:
         assert transactions_open() == 0, "no ledger connection is held across a request"
         try:
-            request = self._request(claim)
+            request = self._request(claim, asked_at)
         except KeyringError as error:
             log.error(events.SECRET_UNREADABLE, destination_id=str(claim.destination_id), error=str(error))
             return Exchange(Phase.NOT_SENT, 0, fault=Fault.INTERNAL, error=str(error))
@@ -198,7 +202,7 @@ class Deliverer:
             # Broken off at the end of the grace: how far it came is not known, and is not guessed.
             return Exchange(Phase.WRITTEN, 0, fault=Fault.SHUTDOWN, error="broken off by the worker's stop")
 
-    def _request(self, claim: Claim) -> OutboundRequest:
+    def _request(self, claim: Claim, asked_at: float) -> OutboundRequest:
         """The request of this attempt: the accepted bytes, this moment's timestamp, the current secrets."""
         webhook_id = to_typeid(Prefix.DELIVERY, claim.delivery_id)
         timestamp = int(self._clock.now().timestamp())
@@ -228,16 +232,17 @@ class Deliverer:
             body=claim.body,
             timeout_seconds=claim.timeout_seconds,
             pool_key=str(claim.destination_id),
-            may_write=self._is_awake,
+            may_write=lambda: self._holds(asked_at),
         )
 
-    def _is_awake(self) -> bool:
-        """Whether no pause (SIGSTOP, a sleeping machine) can have cost the leases of what is being sent.
+    def _holds(self, asked_at: float) -> bool:
+        """Whether no pause (SIGSTOP, a sleeping machine) can have cost a claim of this age its lease.
 
-        After a pause the ticks are old until the loop has run again, so a request whose connection
-        was being made is not written: another worker may be making its next attempt.
+        After a pause the ticks are old until the loop has run again; from then on, what was claimed
+        before it is not written, however long connecting takes: another worker may have it.
         """
-        return self._clock.monotonic() - self._awake_at <= self._bounds.claim_young_seconds
+        awake = self._clock.monotonic() - self._awake_at <= self._bounds.claim_young_seconds
+        return awake and asked_at >= self._woke_at
 
     async def _settle(self, claim: Claim, settlement: Settlement, *, settle_until: float) -> None:
         """Write the outcome, for as long as the lease lasts; then the rescue calls it unknown."""

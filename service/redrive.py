@@ -63,9 +63,10 @@ class UnknownDeliveries:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an order would take; nothing was done."""
+    """What an order would take; nothing was done. `disabled_count` of them a redrive would skip."""
 
     dead_count: int
+    disabled_count: int
     sample: list[Row]
 
 
@@ -99,8 +100,9 @@ async def preview(ledger: Ledger, tenant: str, selection: Selection) -> Preview 
     """What a redrive or a discard would take now, with a sample."""
     if unknown := await _unknown(ledger, tenant, selection):
         return UnknownDeliveries(unknown)
-    dead_count = await dead_letters.count(ledger, tenant, selection)
-    return Preview(dead_count, await dead_letters.sample(ledger, tenant, selection, limit=limits.DRY_RUN_SAMPLE))
+    dead_count, disabled_count = await dead_letters.count(ledger, tenant, selection)
+    sample = await dead_letters.sample(ledger, tenant, selection, limit=limits.DRY_RUN_SAMPLE)
+    return Preview(dead_count, disabled_count, sample)
 
 
 async def cancel(ledger: Ledger, tenant: str, actor: str, redrive_id: uuid.UUID) -> bool:

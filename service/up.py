@@ -15,7 +15,7 @@ from typing import Final
 from service.settings import Settings
 from service.supervise import Role, Signals, Supervisor, gave_up
 
-SETTLED_SECONDS: Final = 5.0
+SETTLED_SECONDS: Final = 20.0  # on a slow machine a role may take most of it to say what is wrong
 STOP_MARGIN_SECONDS: Final = 10.0  # for settling and closing, after the attempts' own grace
 
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from service import bootstrap
 from service.api import actions, deliveries, destinations, dlq, operations
@@ -32,6 +33,8 @@ from service.settings import Settings
 from service.telemetry import events
 from service.telemetry.logging import configure, log
 from service.version import VERSION
+
+_MODULES = (deliveries, actions, destinations, dlq, operations)
 
 _DESCRIPTION = """Durable webhook delivery. A 202 is a commit to the ledger; attempts follow, at least once,
 under one identity, until the receiver has it or an operator sees it in the dead-letter queue."""
@@ -56,7 +59,7 @@ def create_app(settings: Settings | None) -> FastAPI:
         # Asked about on every request, for a tenth of its time; our own telemetry says what is needed.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for module in (deliveries, actions, destinations, dlq, operations):
+    for module in _MODULES:
         app.include_router(module.router)
     app.add_middleware(Authentication)
     app.add_exception_handler(ProblemError, _on_problem)
@@ -117,7 +120,17 @@ _BY_STATUS = {404: Problem.NOT_FOUND, 405: Problem.METHOD_NOT_ALLOWED}
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     problem = _BY_STATUS.get(error.status_code, Problem.MALFORMED_REQUEST)
-    return await _on_problem(request, ProblemError(problem, str(error.detail), headers=error.headers))
+    headers = {"allow": _methods_of(request)} if problem is Problem.METHOD_NOT_ALLOWED else error.headers
+    return await _on_problem(request, ProblemError(problem, str(error.detail), headers=headers))
+
+
+def _methods_of(request: Request) -> str:
+    """What `Allow` says: the methods of every route with this path, where the router names those of the first."""
+    methods: set[str] = set()
+    for route in (route for module in _MODULES for route in module.router.routes):
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
 
 
 async def _on_unavailable(request: Request, error: Exception) -> Response:

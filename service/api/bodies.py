@@ -13,15 +13,18 @@ from service.domain import limits
 
 T = TypeVar("T")
 
-_MSGSPEC_AT = re.compile(r"^(?P<detail>.*) - at `(?:key in )?(?P<path>\$[^`]*)`$", re.DOTALL)
+_MSGSPEC_AT = re.compile(r"^(?P<detail>.*) - at (?:`key` in )?`(?P<path>\$[^`]*)`$", re.DOTALL)
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_UTF_8 = re.compile(r"(?:charset=\"?(?:utf-8|us-ascii)\"?)?;?", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE)
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
     """The body, refused with 415 when it is not JSON and with 413 before it is buffered."""
     content_type = request.headers.get("content-type", "")
-    if not _JSON_TYPE.fullmatch(content_type.partition(";")[0].strip()):
-        raise ProblemError(Problem.UNSUPPORTED_MEDIA_TYPE, "send the body as application/json")
+    media_type, _, parameters = content_type.partition(";")
+    if not _JSON_TYPE.fullmatch(media_type.strip()) or not _UTF_8.fullmatch(parameters.strip()):
+        raise ProblemError(Problem.UNSUPPORTED_MEDIA_TYPE, "send the body as application/json, in UTF-8")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 15 or int(declared) > bytes_max):
         raise _too_large(bytes_max)
@@ -48,9 +51,18 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             raise invalid(FieldError("", str(error))) from None
         raise invalid(FieldError(json_pointer(matched["path"]), matched["detail"])) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(FieldError("", f"the body is not JSON: {error}")) from None
+        raise invalid(FieldError("", _not_json(body, error))) from None
     except RecursionError:
         raise invalid(FieldError("", "the body is nested too deeply")) from None
+
+
+def _not_json(body: bytes, error: Exception) -> str:
+    if not body:
+        return "the body is empty"
+    if _ESCAPED_SURROGATE.search(body):
+        # Half a character is no text, and what would be made of it differs from receiver to receiver (RFC 7493).
+        return "the body is not JSON: a \\u escape may stand for half a character (a surrogate without its pair)"
+    return f"the body is not JSON: {error}"
 
 
 async def read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import uuid
 from typing import Annotated, Any, cast
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service import accept
 from service.accept import Accepted, Answer
@@ -16,9 +15,9 @@ from service.api.auth import Principal, principal_of
 from service.api.bodies import answer, decode, read_body, schema_of
 from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
 from service.api.problems import Problem, ProblemError, not_found
+from service.api.queries import METADATA, Cursor, DestinationId, Instant, Limit, destination_of, each_known_once
 from service.api.schemas import AttemptView, DeliveryPage, DeliveryRequest, DeliverySummary, DeliveryView
 from service.api.state import AppState, state_of
-from service.api.times import in_utc
 from service.domain import limits
 from service.domain.delivery import DeadReason, State
 from service.domain.ids import Prefix, parse_typeid, to_typeid
@@ -62,7 +61,14 @@ async def create_delivery(request: Request) -> Response:
     body = await read_body(request, state.intake_bytes_max)
     delivery_request = decode(_decoder, body)
     delivery = await _new_delivery(state, principal, key, delivery_request)
-    return await _told(state, delivery, await state.intake.accept(delivery))
+    late = intake.too_late(delivery, state.clock.now())
+    if late is None:
+        return await _told(state, delivery, await state.intake.accept(delivery))
+    # A repetition is answered as what it repeats, however late it comes.
+    standing = await state.intake.standing(delivery)
+    if standing is None:
+        raise late
+    return await _told(state, delivery, standing)
 
 
 async def _new_delivery(
@@ -174,6 +180,7 @@ async def read_payload(request: Request, delivery_id: str) -> Response:
 @router.get(
     "/deliveries",
     summary="List deliveries, newest first",
+    dependencies=[Depends(each_known_once)],
     responses={
         200: {"description": "A page", "content": {"application/json": {"schema": schema_of(DeliveryPage)}}},
     },
@@ -193,49 +200,39 @@ async def read_payload(request: Request, delivery_id: str) -> Response:
 async def list_deliveries(
     request: Request,
     state: Annotated[State | None, Query()] = None,
-    destination_id: Annotated[str | None, Query(max_length=64)] = None,
+    destination_id: DestinationId = None,
     event_id: Annotated[str | None, Query(max_length=limits.EVENT_ID_CHARS_MAX)] = None,
     event_type: Annotated[str | None, Query(max_length=limits.EVENT_TYPE_CHARS_MAX)] = None,
     dead_reason: Annotated[DeadReason | None, Query()] = None,
     outcome: Annotated[Outcome | None, Query(description="The last attempt's.")] = None,
-    created_after: Annotated[dt.datetime | None, Query()] = None,
-    created_before: Annotated[dt.datetime | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT,
-    cursor: Annotated[str | None, Query()] = None,
+    created_after: Instant = None,
+    created_before: Instant = None,
+    limit: Limit = limits.PAGE_ITEMS_DEFAULT,
+    cursor: Cursor = None,
 ) -> Response:
     """One page. No row is lost or repeated while rows are inserted or change."""
     wanted = DeliveryFilter(
         state=state,
-        destination_id=parse_typeid(Prefix.DESTINATION, destination_id) if destination_id is not None else None,
+        destination_id=destination_of(destination_id),
         event_id=_storable(event_id),
         event_type=_storable(event_type),
         dead_reason=dead_reason.value if dead_reason else None,
         outcome=outcome.value if outcome else None,
         metadata=_metadata_filter(request),
-        created_after=_instant(created_after, "created_after"),
-        created_before=_instant(created_before, "created_before"),
+        created_after=created_after,
+        created_before=created_before,
     )
     filters = {name: value for name, value in request.query_params.multi_items() if name not in ("cursor", "limit")}
     place = decode_cursor(cursor, filters, 1)
     before = parse_typeid(Prefix.DELIVERY, place[0]) if place else None
     if place and before is None:
         raise malformed_cursor()
-    if destination_id is not None and wanted.destination_id is None:
-        return answer(DeliveryPage(items=[], next_cursor=None))  # an id that cannot be is an id unknown
     found = await views.list_deliveries(
         state_of(request).ledger, principal_of(request).tenant, wanted, before=before, limit=limit + 1
     )
     items = [DeliverySummary(**_summary(row)) for row in found[:limit]]
     more = len(found) > limit
     return answer(DeliveryPage(items=items, next_cursor=encode_cursor(filters, [items[-1].id]) if more else None))
-
-
-def _instant(at: dt.datetime | None, name: str) -> dt.datetime | None:
-    """A time in a query. Raises a 400."""
-    try:
-        return in_utc(at)
-    except ValueError as error:
-        raise ProblemError(Problem.MALFORMED_REQUEST, f"{name} {error}") from None
 
 
 def _storable(text: str | None) -> str | None:
@@ -247,9 +244,9 @@ def _storable(text: str | None) -> str | None:
 
 def _metadata_filter(request: Request) -> dict[str, str]:
     wanted = {
-        name.removeprefix("metadata."): value
+        name.removeprefix(METADATA): value
         for name, value in request.query_params.multi_items()
-        if name.startswith("metadata.")
+        if name.startswith(METADATA)
     }
     for name, value in wanted.items():
         _storable(name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from msgspec import UNSET
 
 from service.api import intake
@@ -15,6 +15,7 @@ from service.api.auth import principal_of
 from service.api.bodies import answer, read, schema_of
 from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
 from service.api.problems import FieldError, Problem, ProblemError, invalid, not_found
+from service.api.queries import Cursor, Limit, each_known_once
 from service.api.schemas import (
     CreatedDestination,
     DestinationPage,
@@ -93,7 +94,7 @@ def _retry_columns(retry: RetrySpec | None) -> dict[str, Any]:
     if retry is None:
         return {}
     doubling = retry.base_seconds is not None or retry.cap_seconds is not None
-    if retry.schedule_seconds is not None and doubling:
+    if isinstance(retry.schedule_seconds, list) and doubling:
         raise invalid(FieldError("/retry", "give either schedule_seconds or base_seconds and cap_seconds"))
     columns: dict[str, Any] = {
         "attempts_max": retry.max_attempts,
@@ -102,11 +103,11 @@ def _retry_columns(retry: RetrySpec | None) -> dict[str, Any]:
         "cap_seconds": retry.cap_seconds,
     }
     columns = {name: value for name, value in columns.items() if value is not None}
-    if retry.schedule_seconds is not None:
+    if isinstance(retry.schedule_seconds, list):
         columns["schedule_seconds"] = retry.schedule_seconds
         # A schedule of n delays is n + 1 attempts, unless it is told otherwise.
         columns.setdefault("attempts_max", min(len(retry.schedule_seconds) + 1, limits.ATTEMPTS_MAX))
-    elif doubling:
+    elif doubling or retry.schedule_seconds is None:
         columns["schedule_seconds"] = None
     base_seconds, cap_seconds = columns.get("base_seconds"), columns.get("cap_seconds")
     if base_seconds is not None and cap_seconds is not None and base_seconds > cap_seconds:
@@ -117,12 +118,13 @@ def _retry_columns(retry: RetrySpec | None) -> dict[str, Any]:
 @router.get(
     "/destinations",
     summary="List destinations, newest first",
+    dependencies=[Depends(each_known_once)],
     responses={200: _json(DestinationPage, "A page")},
 )
 async def list_destinations(
     request: Request,
-    limit: Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT,
-    cursor: Annotated[str | None, Query()] = None,
+    limit: Limit = limits.PAGE_ITEMS_DEFAULT,
+    cursor: Cursor = None,
 ) -> Response:
     """One page."""
     place = decode_cursor(cursor, {}, 1)
@@ -190,7 +192,8 @@ def _changes(wanted: DestinationPatch, current: StoredDestination) -> dict[str, 
         changes |= _retry_columns(wanted.retry)
         base_seconds = changes.get("base_seconds", current.base_seconds)
         if base_seconds > changes.get("cap_seconds", current.cap_seconds):
-            raise invalid(FieldError("/retry/base_seconds", "base_seconds may not exceed cap_seconds"))
+            named = "base_seconds" if "base_seconds" in changes else "cap_seconds"
+            raise invalid(FieldError(f"/retry/{named}", f"base_seconds ({base_seconds:g}) may not exceed cap_seconds"))
     return changes
 
 

@@ -11,7 +11,7 @@ import uuid
 from typing import Annotated, Any, assert_never
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service import redrive
 from service.api.actions import recordable
@@ -20,6 +20,7 @@ from service.api.bodies import answer, read, schema_of
 from service.api.deliveries import idempotency_key
 from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
 from service.api.problems import Problem, ProblemError, not_found
+from service.api.queries import Cursor, DestinationId, Instant, Limit, destination_of, each_known_once
 from service.api.schemas import (
     DeadLetter,
     DeadLetterCount,
@@ -50,9 +51,6 @@ router = APIRouter(tags=["dead letters"])
 _redrive_decoder = msgspec.json.Decoder(RedriveRequest)
 _discard_decoder = msgspec.json.Decoder(DiscardRequest)
 
-Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS_MAX)]
-Cursor = Annotated[str | None, Query(description="`next_cursor` of the page before.")]
-
 
 def _json(kind: type[msgspec.Struct], description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema_of(kind)}}}
@@ -62,46 +60,42 @@ def _body(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(kind)}}}}
 
 
-@router.get("/dlq", summary="List dead letters, latest first", responses={200: _json(DeadLetterPage, "A page")})
+@router.get(
+    "/dlq",
+    summary="List dead letters, latest first",
+    dependencies=[Depends(each_known_once)],
+    responses={200: _json(DeadLetterPage, "A page")},
+)
 async def list_dead_letters(
     request: Request,
-    destination_id: Annotated[str | None, Query(max_length=64)] = None,
+    destination_id: DestinationId = None,
     reason: Annotated[DeadReason | None, Query()] = None,
     outcome: Annotated[Outcome | None, Query(description="The last attempt's.")] = None,
     event_type: Annotated[
         str | None, Query(min_length=1, max_length=limits.EVENT_TYPE_CHARS_MAX, pattern="^[!-~]+$")
     ] = None,
-    dead_after: Annotated[dt.datetime | None, Query()] = None,
-    dead_before: Annotated[dt.datetime | None, Query()] = None,
+    dead_after: Instant = None,
+    dead_before: Instant = None,
     limit: Limit = limits.PAGE_ITEMS_DEFAULT,
     cursor: Cursor = None,
 ) -> Response:
     """One page. No entry is lost or repeated while others die or are redriven."""
     wanted = DeadFilter(
-        destination_id=parse_typeid(Prefix.DESTINATION, destination_id) if destination_id is not None else None,
+        destination_id=destination_of(destination_id),
         reason=reason,
         outcome=outcome,
         event_type=event_type,
-        dead_after=_instant_parameter(dead_after, "dead_after"),
-        dead_before=_instant_parameter(dead_before, "dead_before"),
+        dead_after=dead_after,
+        dead_before=dead_before,
     )
     filters = {name: value for name, value in request.query_params.multi_items() if name not in ("cursor", "limit")}
     place = _place(decode_cursor(cursor, filters, 2))
-    if destination_id is not None and wanted.destination_id is None:
-        return answer(DeadLetterPage(items=[], next_cursor=None))  # an id that cannot be is an id unknown
     tenant = principal_of(request).tenant
     found = await dead_letters.list_page(state_of(request).ledger, tenant, wanted, after=place, limit=limit + 1)
     items = [_dead_letter(row) for row in found[:limit]]
     more = len(found) > limit
     next_cursor = encode_cursor(filters, [items[-1].dead_at.isoformat(), items[-1].delivery_id]) if more else None
     return answer(DeadLetterPage(items=items, next_cursor=next_cursor))
-
-
-def _instant_parameter(at: dt.datetime | None, name: str) -> dt.datetime | None:
-    try:
-        return in_utc(at)
-    except ValueError as error:
-        raise ProblemError(Problem.MALFORMED_REQUEST, f"{name} {error}") from None
 
 
 def _place(parts: list[str] | None) -> Place | None:
@@ -179,7 +173,8 @@ async def redrive_dead_letters(request: Request) -> Response:
     if wanted.dry_run:
         preview = await _preview(request, wanted, selection)
         sample = [_dead_letter(row) for row in preview.sample]
-        return answer(RedriveDryRun(dry_run=True, selected=preview.dead_count, sample=sample))
+        would_skip = {"destination-disabled": preview.disabled_count} if preview.disabled_count else {}
+        return answer(RedriveDryRun(dry_run=True, selected=preview.dead_count, would_skip=would_skip, sample=sample))
     order = Order(selection, reason, wanted.rate_per_second, wanted.stop_after_same_reason)
     started = await redrive.start(state.ledger, principal.tenant, principal.actor, order, key=key, new_id=state.new_id)
     match started:
@@ -199,7 +194,12 @@ async def redrive_dead_letters(request: Request) -> Response:
             assert_never(started)
 
 
-@router.get("/dlq/redrives", summary="List redrives, newest first", responses={200: _json(RedrivePage, "A page")})
+@router.get(
+    "/dlq/redrives",
+    summary="List redrives, newest first",
+    dependencies=[Depends(each_known_once)],
+    responses={200: _json(RedrivePage, "A page")},
+)
 async def list_redrives(request: Request, limit: Limit = limits.PAGE_ITEMS_DEFAULT, cursor: Cursor = None) -> Response:
     """One page."""
     place = decode_cursor(cursor, {}, 1)

@@ -185,12 +185,24 @@ def _check_times(
     farthest = now + dt.timedelta(seconds=limits.DELAY_SECONDS_MAX)
     begins_at = due_at or now + dt.timedelta(seconds=request.delay_seconds or 0)
     if begins_at > farthest:
-        raise invalid(FieldError("/deliver_at", "deliver_at may lie a year ahead at most"))
+        raise invalid(FieldError("/deliver_at", "deliver_at may lie 366 days ahead at most"))
     if deadline_at is not None:
-        if deadline_at <= max(begins_at, now):
-            raise invalid(FieldError("/deadline_at", "the deadline must lie after the delivery's due time"))
+        if due_at is not None and deadline_at <= due_at:
+            raise _deadline_too_early()
         if deadline_at > farthest + dt.timedelta(seconds=limits.DEADLINE_SECONDS_MAX):
             raise invalid(FieldError("/deadline_at", "the deadline lies too far ahead"))
+
+
+def too_late(delivery: NewDelivery, now: dt.datetime) -> ProblemError | None:
+    """The 422 of a delivery whose deadline has passed before it could be due; a repetition is spared it."""
+    begins_at = delivery.due_at or now + dt.timedelta(seconds=delivery.delay_seconds or 0)
+    if delivery.deadline_at is None or delivery.deadline_at > max(begins_at, now):
+        return None
+    return _deadline_too_early()
+
+
+def _deadline_too_early() -> ProblemError:
+    return invalid(FieldError("/deadline_at", "the deadline must lie after the delivery's due time"))
 
 
 def _fingerprint(
@@ -215,7 +227,8 @@ def _fingerprint(
         deadline_at.isoformat() if deadline_at else "",
         repr(request.deadline_seconds) if request.deadline_seconds is not None else "",
     ]
-    for named in (request.headers, request.metadata):
+    headers = {name.lower(): value for name, value in (request.headers or {}).items()}  # a name has no case
+    for named in (headers, request.metadata):
         parts.append(str(len(named or {})))
         parts.extend(text for pair in sorted((named or {}).items()) for text in pair)
     # Each part with its length, so that no two lists of parts run together to the same text.

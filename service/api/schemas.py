@@ -7,7 +7,7 @@ parsed into values. Unknown fields are refused; output objects always carry all 
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -20,7 +20,9 @@ Timeout = Annotated[
     float,
     Meta(ge=limits.TIMEOUT_SECONDS_MIN, le=limits.TIMEOUT_SECONDS_MAX, description="One total deadline, in seconds."),
 ]
-RuleStatus = Annotated[str, Meta(pattern="^[2-5][0-9][0-9]$")]
+# "$" alone would also match before a last line feed.
+VISIBLE: Final = r"^[\x21-\x7e]+(?!\n)$"
+RuleStatus = Annotated[str, Meta(pattern=r"^[2-5][0-9][0-9](?!\n)$")]
 Rules = Annotated[
     dict[RuleStatus, Literal["success", "retryable", "throttled", "gone", "rejected"]],
     Meta(max_length=limits.RESPONSE_RULES_MAX, description="What a status means at this destination."),
@@ -29,7 +31,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 Url = Annotated[str, Meta(min_length=1, max_length=limits.URL_CHARS_MAX)]
 Reason = Annotated[str, Meta(min_length=1, max_length=limits.REASON_CHARS_MAX, description="Recorded with the deed.")]
 Visible = Annotated[
-    str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$", description="Visible ASCII, 1-255 characters.")
+    str, Meta(min_length=1, max_length=255, pattern=VISIBLE, description="Visible ASCII, 1-255 characters.")
 ]
 
 
@@ -135,8 +137,9 @@ class RetrySpec(_In):
             list[Annotated[float, Meta(gt=0, le=limits.RETRY_DELAY_SECONDS_MAX)]],
             Meta(min_length=1, max_length=limits.ATTEMPTS_MAX),
         ]
+        | UnsetType
         | None
-    ) = None
+    ) = UNSET
     base_seconds: Annotated[float, Meta(ge=0.1, le=limits.RETRY_DELAY_SECONDS_MAX)] | None = None
     cap_seconds: Annotated[float, Meta(ge=0.1, le=limits.RETRY_DELAY_SECONDS_MAX)] | None = None
 
@@ -318,6 +321,7 @@ class RedriveDryRun(_Out):
 
     dry_run: bool
     selected: int
+    would_skip: Annotated[dict[str, int], Meta(description="How many of those selected would be skipped, and why.")]
     sample: list[DeadLetter]
 
 

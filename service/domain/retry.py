@@ -76,7 +76,9 @@ def decide(
         case Outcome.REJECTED if not is_nonsense(exchange.status_code):
             return Bury(DeadReason.REJECTED)
         case Outcome.NOT_SENT if exchange.fault in OUR_FAULTS:
-            return Release(0.0 if exchange.fault is Fault.SHUTDOWN else _OWN_FAULT_DELAY_SECONDS)
+            left_seconds = (budget.deadline_at - now).total_seconds()
+            own_fault_seconds = max(0.0, min(_OWN_FAULT_DELAY_SECONDS, left_seconds / 2))
+            return Release(0.0 if exchange.fault is Fault.SHUTDOWN else own_fault_seconds)
         case Outcome.UNKNOWN if policy.on_ambiguous is OnAmbiguous.HOLD:
             return Hold()
         case (

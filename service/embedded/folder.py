@@ -25,6 +25,8 @@ from service.errors import StartError
 # Where the servers' data goes when root's data folder lies below a private one such as /root.
 REACHABLE = Path("/var/lib/hookledger")
 LINK = "servers"
+_LOCK = "lock"  # its presence says that the folder is ours
+_IGNORE = ".gitignore"
 LOG_BYTES_MAX = 10 * 1024 * 1024
 
 
@@ -175,15 +177,20 @@ def _allows(account: Account, path: Path, wanted: int) -> bool:
 
 def _make_private(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
+    found = {each.name for each in path.iterdir()}
+    if not found <= {_IGNORE} and _LOCK not in found:
+        raise StartError(
+            f"The folder {path} holds something else: give an empty one, or one that is not there yet, with --data-dir."
+        )
     # Root's servers must pass through; nobody but root may list. An ordinary user's run as that user.
     path.chmod(0o711 if os.geteuid() == 0 else 0o700)
-    ignore = path / ".gitignore"
+    ignore = path / _IGNORE
     if not ignore.exists():
         ignore.write_text("*\n")
 
 
 def _take_lock(path: Path) -> int:
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

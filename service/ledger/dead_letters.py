@@ -150,13 +150,20 @@ async def sample(ledger: Ledger, tenant: str, selection: Selection, *, limit: in
     return await _described(ledger, which, {**values, "tenant": tenant, "sample_limit": limit})
 
 
-async def count(ledger: Ledger, tenant: str, selection: Selection) -> int:
-    """How many dead deliveries a selection takes. Bounded by its limit or its ids."""
+async def count(ledger: Ledger, tenant: str, selection: Selection) -> tuple[int, int]:
+    """How many dead deliveries a selection takes, and how many of them are at a disabled destination.
+
+    Bounded by the selection's limit or its ids. Indexes: as for `choose`, and the primary keys.
+    """
     query, values = chosen_by(selection)
-    statement = sa.text(f"SELECT count(*) AS dead_count FROM ({query}) c WHERE c.state = 'dead'")
+    statement = sa.text(f"""
+    SELECT count(*) AS dead_count, count(*) FILTER (WHERE t.state = 'disabled') AS disabled_count
+    FROM ({query}) c JOIN deliveries d ON d.id = c.id JOIN destinations t ON t.id = d.destination_id
+    WHERE c.state = 'dead'
+    """)
     async with ledger.statement() as connection:
-        found = await rows(connection, statement, {**values, "tenant": tenant})
-    return int(found[0]["dead_count"])
+        [found] = await rows(connection, statement, {**values, "tenant": tenant})
+    return found["dead_count"], found["disabled_count"]
 
 
 async def choose(ledger: Ledger, tenant: str, selection: Selection) -> list[uuid.UUID]:

@@ -30,6 +30,7 @@ _open_here: contextvars.ContextVar[int] = contextvars.ContextVar("ledger_connect
 # intervention (shutdown, cancelled by statement_timeout), 58 system error.
 _NOT_NOW = ("08", "25006", "40", "53", "55P03", "57", "58")
 
+_READ_ONLY = "25006"
 _CONNECT_TIMEOUT_SECONDS = 5.0
 
 
@@ -90,7 +91,14 @@ def open_ledger(
             },
         },
     )
+    sa.event.listen(engine.sync_engine, "handle_error", _replace_read_only)
     return Ledger(engine)
+
+
+def _replace_read_only(context: sa.engine.ExceptionContext) -> None:
+    """After a failover, connections may lead to what is a replica now: they are of no more use than dead ones."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 def async_url(database_url: str) -> str:

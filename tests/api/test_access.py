@@ -72,6 +72,27 @@ async def test_health_readiness_and_the_contract_are_told_to_anyone(anonymous: h
     assert (await anonymous.get("/docs")).status_code == 200
 
 
+async def test_another_tenants_things_are_answered_like_unknown_ones(api: httpx.AsyncClient, ledger: Ledger) -> None:
+    made = (await api.post("/destinations", json={"url": "http://127.0.0.1:9/hook"})).json()["id"]
+    body = {"destination_id": made, "payload": 1}
+    delivery = (await api.post("/deliveries", json=body, headers={"idempotency-key": "k"})).json()["id"]
+    stranger = {"authorization": f"Bearer {await make_key(ledger, 'stranger')}"}
+    reads = [f"/deliveries/{delivery}", f"/deliveries/{delivery}/payload", f"/destinations/{made}"]
+    deeds = [f"/deliveries/{delivery}/{deed}" for deed in ("cancel", "retry")]
+    deeds += [f"/destinations/{made}/{deed}" for deed in ("pause", "resume", "enable")]
+    for method, path in [*(("GET", path) for path in reads), *(("POST", path) for path in deeds)]:
+        assert (await api.request(method, path, headers=stranger)).status_code == 404, path
+    for path in ("/deliveries", "/destinations", "/dlq", "/dlq/redrives"):
+        assert (await api.get(path, headers=stranger)).json()["items"] == [], path
+    found_out = {"as": "delivered", "note": "x"}
+    assert (await api.post(f"/deliveries/{delivery}/resolve", json=found_out, headers=stranger)).status_code == 404
+    posted = await api.post("/deliveries", json=body, headers={**stranger, "idempotency-key": "k"})
+    unknown = {**body, "destination_id": made[:-4] + "0000"}
+    missing = await api.post("/deliveries", json=unknown, headers={**stranger, "idempotency-key": "k"})
+    assert (posted.status_code, posted.json()) == (missing.status_code, missing.json())
+    assert (await api.get(f"/deliveries/{delivery}")).json()["state"] == "pending"
+
+
 async def test_errors_of_the_framework_are_problems_as_well(api: httpx.AsyncClient) -> None:
     for response, slug in (
         (await api.get("/nowhere"), "not-found"),
@@ -79,3 +100,11 @@ async def test_errors_of_the_framework_are_problems_as_well(api: httpx.AsyncClie
     ):
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["type"] == f"/problems/{slug}"
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/deliveries", "GET, POST"), ("/destinations/dst_x", "GET, PATCH"), ("/dlq/redrive", "POST")],
+)
+async def test_a_405_names_every_method_of_its_path(api: httpx.AsyncClient, path: str, allowed: str) -> None:
+    assert (await api.delete(path)).headers["allow"] == allowed

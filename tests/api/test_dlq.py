@@ -81,7 +81,8 @@ async def test_another_tenant_sees_nothing_of_the_queue(
     nothing: dict[str, Any] = {"items": [], "next_cursor": None}
     assert (await api.get("/dlq")).json() == nothing
     assert (await api.get("/dlq", params={"destination_id": destination_id})).json() == nothing
-    assert (await api.get("/dlq", params={"destination_id": "dst_odd"})).json() == nothing
+    unknown = to_typeid(Prefix.DESTINATION, uuid.UUID(int=7))
+    assert (await api.get("/dlq", params={"destination_id": unknown})).json() == nothing
     empty: dict[str, Any] = {"total": 0, "oldest_dead_at": None, "oldest_age_seconds": None, "groups": []}
     assert (await api.get("/dlq/summary")).json() == empty
 
@@ -137,6 +138,15 @@ async def test_a_dry_run_shows_count_and_sample_and_changes_nothing(
     assert discard.json() == {"dry_run": True, "selected": 2, "discarded": 0}
     assert (await api.get("/dlq/redrives")).json()["items"] == []
     assert (await api.get("/dlq/summary")).json()["total"] == 2
+
+
+async def test_a_dry_run_says_what_would_be_skipped(
+    api: httpx.AsyncClient, world: World, known_id: uuid.UUID, destination_id: str
+) -> None:
+    texts = await dead_texts(world, known_id, 2)
+    await world.execute("UPDATE destinations SET state = 'disabled', disabled_reason = 'gone'")
+    shown = await api.post("/dlq/redrive", json={"delivery_ids": texts, "reason": "look", "dry_run": True})
+    assert (shown.json()["selected"], shown.json()["would_skip"]) == (2, {"destination-disabled": 2})
 
 
 UNKNOWN = to_typeid(Prefix.DELIVERY, uuid.UUID(int=7))

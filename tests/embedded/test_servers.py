@@ -288,6 +288,17 @@ class TestDataFolder:
         DataFolder.open(data_dir).close()
         DataFolder.open(data_dir).close()
 
+    def test_a_folder_that_holds_something_else_is_left_as_it_is(self, tmp_path: Path) -> None:
+        foreign = tmp_path / "foreign"
+        foreign.mkdir(mode=0o755)
+        (foreign / "mine.txt").write_text("hi")
+
+        with pytest.raises(StartError, match="holds something else: give an empty one"):
+            DataFolder.open(foreign)
+
+        assert foreign.stat().st_mode & 0o777 == 0o755
+        assert [each.name for each in foreign.iterdir()] == ["mine.txt"]
+
     def test_a_file_in_its_way_is_told_in_a_sentence(self, data_dir: Path) -> None:
         data_dir.write_text("I am a file")
 

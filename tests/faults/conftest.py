@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from service import keys
-from service.ledger import migrate
-from service.settings import Settings
-from tests.faults.harness import BreakableServers, Stack, breakable_servers
+from tests.faults.harness import BreakableServers, Stack, breakable_servers, migrated
 from tests.faults.receiver import Receiver
-from tests.servers import SECRET_KEYS, name_of
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +22,7 @@ def breakable() -> Iterator[BreakableServers]:
 @pytest.fixture(scope="session")
 def ledger_with_key(breakable: BreakableServers) -> tuple[str, str]:
     """The name of a migrated database to copy, and the API key that it holds."""
-    url = breakable.create_database()
-    settings = Settings.model_validate(
-        {"database_url": url, "redis_url": breakable.redis_url, "secret_keys": SECRET_KEYS}
-    )
-    migrate.upgrade(settings)
-    return name_of(url), keys.create(settings, "faults")
+    return migrated(breakable)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ included, and every wait has an end that says what it waited for and where the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import shutil
@@ -23,22 +24,29 @@ import asyncpg
 import redis.asyncio
 from arq.constants import in_progress_key_prefix
 
+from service import keys
 from service.domain.ids import Prefix, parse_typeid
 from service.embedded import ports
 from service.embedded.folder import DataFolder
 from service.embedded.postgres import EmbeddedPostgres
 from service.embedded.process import launch_line
 from service.embedded.redis import EmbeddedRedis
+from service.ledger import migrate
 from service.queue.arq_queue import QUEUE_NAME
+from service.settings import Settings
 from service.telemetry import events
-from tests.faults.client import Answer, Connection, Destination, Producer
+from tests.faults import crash_points
+from tests.faults.client import Answer, Connection, Destination, NoAnswer, Producer
+from tests.faults.crash_points import Crash
 from tests.faults.history import Asked, History, Seen, Violation, judge
+from tests.faults.proxy import PostgresWire, Proxy
 from tests.faults.reading import read_arrivals, read_ledger
 from tests.faults.receiver import Receiver
-from tests.servers import SECRET_KEYS, Servers, temporary_folder
+from tests.servers import SECRET_KEYS, Servers, name_of, temporary_folder
 
 PATIENCE_SECONDS: Final = 40.0
 POLL_SECONDS: Final = 0.02
+ROOT: Final = Path(__file__).resolve().parents[2]
 STALE_SECONDS: Final = 5.1  # the least that the settings allow: a claim counts as young for 5 s
 
 # Short times, so that a test waits seconds for what takes ten or thirty in production.
@@ -86,6 +94,21 @@ class BreakableServers(Servers):
         """SIGKILL; what was committed is in its files."""
         self._postgres.kill()
 
+    def stop_postgres(self, *, immediate: bool = False) -> None:
+        """A fast shutdown: sessions are ended, and all is written. An immediate one writes nothing."""
+        if immediate and self._postgres.pid is not None:
+            os.kill(self._postgres.pid, signal.SIGQUIT)
+        self._postgres.stop()
+
+    def kill_backend(self, pid: int) -> None:
+        """SIGKILL one of Postgres' own processes; it ends all the others, recovers, and goes on."""
+        os.kill(pid, signal.SIGKILL)
+
+    @property
+    def superuser_url(self) -> str:
+        """For what only Postgres' superuser may do."""
+        return self._postgres.superuser_url
+
     def start_postgres(self) -> None:
         """Start again on the same port and data; returns when connections are accepted."""
         before = self._postgres.url
@@ -95,11 +118,24 @@ class BreakableServers(Servers):
         """SIGKILL."""
         self._redis.kill()
 
-    def start_redis(self, *, empty: bool = False) -> None:
-        """Start again on the same port, with the same data or with none."""
-        if empty:
-            shutil.rmtree(self._folder.place / "redis" / "appendonlydir", ignore_errors=True)
+    def keep_redis(self, snapshot: Path) -> None:
+        """Copy what Redis holds now to a folder that is not there yet."""
+        shutil.copytree(self._redis_data, snapshot)
+
+    def start_redis(self, *, empty: bool = False, snapshot: Path | None = None) -> None:
+        """Start again on the same port, with the same data, with none, or with what a snapshot holds."""
+        if empty or snapshot is not None:
+            shutil.rmtree(self._redis_data, ignore_errors=True)
+        if snapshot is not None:
+            shutil.copytree(snapshot, self._redis_data)
+            owner = self._redis_data.parent.stat()
+            for path in (self._redis_data, *self._redis_data.iterdir()):
+                os.chown(path, owner.st_uid, owner.st_gid)
         assert self._redis.start() == self.redis_url, "another process took the port of Redis"
+
+    @property
+    def _redis_data(self) -> Path:
+        return self._folder.place / "redis" / "appendonlydir"
 
 
 @contextmanager
@@ -114,14 +150,29 @@ def breakable_servers() -> Iterator[BreakableServers]:
             redis_server.stop()
 
 
-class Process:
-    """One `hookledger` role. Its log is a file of its own."""
+def migrated(servers: BreakableServers) -> tuple[str, str]:
+    """The name of a migrated database to copy, and the API key that it holds."""
+    url = servers.create_database()
+    settings = Settings.model_validate(
+        {"database_url": url, "redis_url": servers.redis_url, "secret_keys": SECRET_KEYS}
+    )
+    migrate.upgrade(settings)
+    return name_of(url), keys.create(settings, "faults")
 
-    def __init__(self, role: str, environment: dict[str, str], log: Path, port: int = 0) -> None:
+
+class Process:
+    """One `hookledger` role, with crash points or without. Its log is a file of its own."""
+
+    def __init__(
+        self, role: str, environment: dict[str, str], log: Path, port: int = 0, crashes: tuple[Crash, ...] = ()
+    ) -> None:
         self.role = role
         self.port = port
         self.log = log
         command = [sys.executable, "-P", "-m", "service.cli", role]
+        if crashes:
+            command = crash_points.command(crashes, role)
+            environment = {**environment, "PYTHONPATH": str(ROOT)}
         with log.open("w") as file:
             self._popen = subprocess.Popen(
                 launch_line(command, signal.SIGKILL, None),
@@ -155,6 +206,18 @@ class Process:
         assert self.exit_code is not None
         return self.exit_code
 
+    async def crashed(self) -> None:
+        """Wait until its crash point has killed it."""
+        code = await self.ended()
+        assert code == -signal.SIGKILL, f"the {self.role} ended by itself, with {code}: {self.log.read_text()}"
+
+    async def stopped(self) -> None:
+        """Wait until its crash point has stopped it."""
+        status = Path(f"/proc/{self._popen.pid}/stat")
+        await until(
+            lambda: status.read_text().rpartition(")")[2].split()[0] == "T", f"the stop of the {self.role} ({self.log})"
+        )
+
     async def ready(self) -> None:
         """Wait until it works."""
 
@@ -181,16 +244,21 @@ class Stack:
         self._folder = folder
         self._secrets: dict[str, str] = {}
         self._connections: list[Connection] = []
+        self._proxies: list[Proxy] = []
         self._operator: Connection | None = None
         self._witnesses: asyncpg.Pool[asyncpg.Record] | None = None
 
-    async def start(self, *roles: str, port: int | None = None, **settings: str) -> list[Process]:
+    async def start(
+        self, *roles: str, port: int | None = None, crash: Crash | tuple[Crash, ...] = (), **settings: str
+    ) -> list[Process]:
         """Start processes and wait until they work. `settings` are variables of their environment."""
-        started = [self.launch(role, port=port, **settings) for role in roles]
+        started = [self.launch(role, port=port, crash=crash, **settings) for role in roles]
         await asyncio.gather(*(process.ready() for process in started))
         return started
 
-    def launch(self, role: str, *, port: int | None = None, **settings: str) -> Process:
+    def launch(
+        self, role: str, *, port: int | None = None, crash: Crash | tuple[Crash, ...] = (), **settings: str
+    ) -> Process:
         """Start one process."""
         if role == "api" and port is None:
             port = ports.choose(None)
@@ -203,7 +271,8 @@ class Stack:
             **settings,
         }
         log = self._folder / f"{len(self.processes):03}-{role}.log"
-        process = Process(role, environment, log, port or 0)
+        crashes = (crash,) if isinstance(crash, Crash) else crash
+        process = Process(role, environment, log, port or 0, crashes)
         self.processes.append(process)
         return process
 
@@ -211,9 +280,22 @@ class Stack:
         """The processes of a role that run."""
         return [process for process in self.processes if process.role == role and process.exit_code is None]
 
-    def connect(self, port: int | None = None) -> Connection:
+    async def postgres_proxy(self) -> Proxy:
+        """A proxy to this test's database; roles started with its URL as DATABASE_URL go through it."""
+        return await self._proxy(Proxy(self.database_url, PostgresWire))
+
+    async def redis_proxy(self) -> Proxy:
+        """A proxy to Redis; roles started with its URL as REDIS_URL go through it."""
+        return await self._proxy(Proxy(self.servers.redis_url))
+
+    async def _proxy(self, proxy: Proxy) -> Proxy:
+        self._proxies.append(proxy)
+        await proxy.accept()
+        return proxy
+
+    def connect(self, port: int | None = None, *, api_key: str | None = None) -> Connection:
         """A connection to the (first) API, closed with the stack."""
-        connection = Connection(port or self.living("api")[0].port, self._api_key)
+        connection = Connection(port or self.living("api")[0].port, api_key or self._api_key)
         self._connections.append(connection)
         return connection
 
@@ -224,15 +306,19 @@ class Stack:
         return Producer(connections, self.asked)
 
     async def call(self, method: str, path: str, body: bytes = b"") -> Answer:
-        """One request of an operator's."""
+        """One request of an operator's. What only reads is asked again when the API was started anew meanwhile."""
         if self._operator is None:
             self._operator = self.connect()
+        if method == "GET":
+            with contextlib.suppress(NoAnswer):
+                return await self._operator.request(method, path, body)
         return await self._operator.request(method, path, body)
 
-    async def destination(self, path: str, fields: bytes = b"") -> Destination:
-        """A destination at the receiver; `fields` are more members of its JSON."""
-        url = self.receiver.url(path).encode()
-        answer = await self.call("POST", "/destinations", b'{"url":"%s"%s}' % (url, b"," + fields if fields else b""))
+    async def destination(self, path: str, fields: bytes = b"", *, over: Connection | None = None) -> Destination:
+        """A destination at the receiver; `fields` are more members of its JSON. `over`: as another tenant."""
+        body = b'{"url":"%s"%s}' % (self.receiver.url(path).encode(), b"," + fields if fields else b"")
+        request = over.request if over is not None else self.call
+        answer = await request("POST", "/destinations", body)
         assert answer.status == 201, answer.content
         self._secrets[path] = answer.json["secret"]
         return Destination(answer.json["id"], path, answer.json["secret"])
@@ -261,6 +347,15 @@ class Stack:
         connection = await asyncpg.connect(self.database_url, timeout=10.0)
         try:
             return list(await connection.fetch(sql, *values))
+        finally:
+            await connection.close()
+
+    async def command(self, *statements: str) -> None:
+        """Statements of Postgres' superuser's, each in autocommit."""
+        connection = await asyncpg.connect(self.servers.superuser_url, timeout=10.0)
+        try:
+            for statement in statements:
+                await connection.execute(statement)
         finally:
             await connection.close()
 
@@ -336,6 +431,8 @@ class Stack:
             process.kill()
         for connection in self._connections:
             await connection.close()
+        for proxy in self._proxies:
+            await proxy.close()
         if self._witnesses is not None:
             self._witnesses.terminate()
 

@@ -287,14 +287,17 @@ def _judge_bytes(delivery: Delivery, arrivals: list[Arrival]) -> Iterator[Violat
 def _judge_times(delivery: Delivery, arrivals: list[Arrival]) -> Iterator[Violation]:
     """I9: no attempt before its time, however the time was set; nothing after the end."""
     by_number = {attempt.number: attempt for attempt in delivery.attempts}
+    charged = 0  # attempts that the schedule counts, at least: a redrive begins anew, and what was not sent may be free
     for attempt in delivery.attempts:
+        charged_before = charged
+        charged = (0 if attempt.trigger == "redrive" else charged) + (attempt.outcome != "not_sent")
         if attempt.started_at < attempt.scheduled_at:
             yield Violation("I9", delivery.id, f"attempt {attempt.number} was claimed before it was due")
         before = by_number.get(attempt.number - 1)
         # A redrive and an operator set their own time; what was released unsent is due when it is.
         if before is None or attempt.trigger != "schedule" or before.outcome == "not_sent":
             continue
-        least_seconds = min(delivery.cap_seconds, delivery.base_seconds * 2.0 ** (before.number - 1)) / 2
+        least_seconds = min(delivery.cap_seconds, delivery.base_seconds * 2.0 ** (charged_before - 1)) / 2
         waited_seconds = (attempt.started_at - before.completed_at).total_seconds()
         if waited_seconds < least_seconds:
             yield Violation("I9", delivery.id, f"attempt {attempt.number} came {waited_seconds:.3f} s after the last")

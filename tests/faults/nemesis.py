@@ -77,6 +77,25 @@ async def run(stack: Stack, plan: Plan) -> Report:
     return Report(await stack.history(), kills, drained_seconds)
 
 
+async def left_wrong(stack: Stack, plan: Plan, report: Report) -> list[str]:
+    """What the checker does not judge: all were made, only poison is dead, no process ended by itself."""
+    wrong = []
+    if len(report.history.deliveries) != plan.deliveries_count:
+        wrong.append(f"{len(report.history.deliveries)} deliveries of {plan.deliveries_count} are in the ledger")
+    # A delivery that was under way at three kills in a row is poison, and nothing else may be dead.
+    unlike = await stack.fetch(
+        "SELECT state, dead_reason, count(*) FROM deliveries"
+        " WHERE state <> 'delivered' AND dead_reason IS DISTINCT FROM 'poison' GROUP BY 1, 2"
+    )
+    wrong += [f"{row['count']} deliveries are {row['state']} ({row['dead_reason']})" for row in unlike]
+    wrong += [
+        f"a {process.role} ended by itself with {process.exit_code}: {process.log}"
+        for process in stack.processes
+        if process.exit_code not in (None, -9)
+    ]
+    return wrong
+
+
 def _flaky(chance: random.Random) -> Callable[[Request], Reply]:
     """A receiver that fails one time in five: a 503, a reset, or silence until the sender gives up."""
 

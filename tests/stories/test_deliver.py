@@ -274,7 +274,11 @@ async def test_a_worker_that_was_paused_while_connecting_may_not_write(world: Wo
 
     world.sender.on_send = connect
     await world.work()
-    assert may_write == [True, False, True]
+    assert may_write == [True, False, False], "awake again, but this claim is from before the pause"
+    world.sender.on_send = None
+    await world.accepted(destination.id)
+    await world.work()
+    assert world.sender.requests[-1].may_write()
 
 
 async def test_a_zombies_answer_is_kept_and_changes_nothing(world: World) -> None:
@@ -293,6 +297,24 @@ async def test_a_zombies_answer_is_kept_and_changes_nothing(world: World) -> Non
     [attempt] = await world.attempts(delivery_id)
     assert (after["state"], after["attempt_count"], attempt["outcome"]) == ("pending", 1, "unknown")
     assert (attempt["late_result"]["outcome"], attempt["late_result"]["status_code"]) == ("success", 200)
+
+
+async def test_a_zombies_answer_does_not_end_the_attempt_that_another_worker_is_making(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    world.sender.released.clear()
+    zombie = asyncio.create_task(world.work())
+    await asyncio.wait_for(world.sender.hanging.wait(), SIGNALS_WITHIN_SECONDS)
+    await world.let_pass(60)
+    await world.dispatch()
+    await world.let_pass(60)
+    [claim] = await attempting.claim(world.ledger, [delivery_id], worker="worker-2", lease_margin_seconds=15.0)
+    world.sender.released.set()
+    await zombie
+    row = await world.view(delivery_id)
+    assert (row["state"], row["attempt_count"], claim.budget.number) == ("delivering", 2, 2)
+    [first] = [attempt for attempt in await world.attempts(delivery_id) if attempt["outcome"] is not None]
+    assert (first["number"], first["outcome"], first["late_result"]["outcome"]) == (1, "unknown", "success")
 
 
 async def test_a_late_success_settles_a_delivery_that_is_held_as_ambiguous(world: World) -> None:

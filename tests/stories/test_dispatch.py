@@ -25,6 +25,16 @@ async def test_a_commit_without_a_hint_is_hinted_when_its_visibility_ends(world:
     assert world.queue.take_all() == [delivery_id]
 
 
+async def test_a_hint_of_the_dispatchers_that_is_lost_is_given_again(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id, delay_seconds=60.0)
+    await world.let_pass(61)
+    for _ in range(3):
+        await world.dispatch()
+        assert world.queue.take_all() == [delivery_id]  # and nobody works on it
+        await world.let_pass(3)
+
+
 async def test_a_waiting_row_is_not_hinted_again_on_every_pass(world: World) -> None:
     destination = await world.destination()
     await world.accepted(destination.id)

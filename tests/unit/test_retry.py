@@ -105,6 +105,15 @@ def test_our_own_faults_are_released_uncharged_unless_the_request_went_out() -> 
     assert judged(Exchange(Phase.WRITTEN, 1, fault=Fault.SHUTDOWN)) == RetryAfter(5.0)
 
 
+@pytest.mark.parametrize(("left_seconds", "delay_seconds"), [(100, 30.0), (10, 5.0), (-1, 0.0)])
+def test_a_release_leaves_time_for_another_attempt_before_the_deadline(
+    left_seconds: float, delay_seconds: float
+) -> None:
+    exchange = Exchange(Phase.NOT_SENT, 1, fault=Fault.INTERNAL)
+    budget = Budget(1, 18, NOW + dt.timedelta(seconds=left_seconds))
+    assert judged(exchange, budget=budget) == Release(delay_seconds)
+
+
 def test_an_unknown_outcome_follows_the_destinations_policy() -> None:
     unknown = Exchange(Phase.WRITTEN, 1, fault=Fault.RESET)
     assert judged(unknown) == RetryAfter(5.0)
