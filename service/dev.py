@@ -129,6 +129,7 @@ class Dev:
             "EGRESS_ALLOW": LOOPBACK,
             "LOG_FORMAT": LOG_FORMAT,
             "WORKER_GRACE_SECONDS": "5",
+            "API_DRAIN_SECONDS": "0",  # nobody balances a load here
             **self._given,
             "API_HOST": self._host,
             "API_PORT": str(self._port),

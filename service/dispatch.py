@@ -60,6 +60,7 @@ class Dispatcher:
         self._ledger_back_at = float("-inf")
         self._housekept_at = float("-inf")
         self._sorted_out_at = float("-inf")
+        self._refused: set[str] = set()
 
     async def run_pass(self) -> bool:
         """One pass of every step; answers whether a step was left with more to do.
@@ -82,11 +83,19 @@ class Dispatcher:
 
     async def _step(self, step: Callable[[], Awaitable[bool]]) -> bool:
         try:
-            return await step()
+            more = await step()
+            self._refused.discard(step.__name__)
+            return more
         except QueueUnavailable as error:
             if self._queue_was_up:
                 log.warning(events.QUEUE_DOWN, error=str(error))
             self._queue_was_up = False
+            return False
+        except LedgerRefused as error:
+            # One step's trouble (a bug of ours, a right that is missing) must not keep the others from their work.
+            if step.__name__ not in self._refused:
+                log.error(events.STEP_REFUSED, step=step.__name__.strip("_"), error=str(error))
+            self._refused.add(step.__name__)
             return False
 
     async def _broker_loss(self) -> bool:

@@ -36,6 +36,12 @@ class Settings(BaseSettings):
     api_host: str = Field("127.0.0.1", description="The address the API binds.")
     api_port: int = Field(8080, ge=0, le=65535, description="The port the API binds.")
     api_reuse_port: bool = Field(False, description="Let several API processes of one machine share the port.")
+    api_drain_seconds: float = Field(
+        2.0,
+        ge=0,
+        le=60,
+        description="How long a stopping API, not ready any more, still answers new requests.",
+    )
     database_pool_connections_max: int = Field(
         5, ge=1, le=100, description="Postgres connections one process holds at most."
     )

@@ -14,7 +14,7 @@ import uvloop
 from service import bootstrap
 from service.deliver import Deliverer
 from service.domain import limits
-from service.errors import LedgerUnavailable, QueueUnavailable
+from service.errors import LedgerRefused, LedgerUnavailable, QueueUnavailable
 from service.ledger import dispatching
 from service.ledger.session import Ledger
 from service.queue.arq_queue import end, run_worker
@@ -96,5 +96,5 @@ async def _beat(ledger: Ledger, worker: str, every_seconds: float) -> None:
 async def _beat_once(ledger: Ledger, worker: str) -> None:
     try:
         await dispatching.beat(ledger, worker)
-    except LedgerUnavailable as error:
+    except (LedgerUnavailable, LedgerRefused) as error:
         log.warning(events.HEARTBEAT_MISSED, error=str(error))

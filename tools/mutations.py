@@ -61,7 +61,7 @@ MUTATIONS: Final = (
         "the fence: an attempt is settled by its number",
         "service/ledger/attempting.py",
         ((" AND d.state = 'delivering' AND d.attempt_count = s.number", " AND d.state = 'delivering'"),),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "the second fence: an attempt is recorded once",
@@ -70,7 +70,7 @@ MUTATIONS: Final = (
             (" AND d.state = 'delivering' AND d.attempt_count = s.number", " AND d.state = 'delivering'"),
             ("FROM s JOIN moved ON moved.id = s.id\n", "FROM s JOIN moved ON moved.id = s.id ON CONFLICT DO NOTHING\n"),
         ),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "the committed intent: a claim is committed before a byte is sent",
@@ -79,7 +79,7 @@ MUTATIONS: Final = (
             ("ledger.statement() as connection:\n        claimed", "_undone(ledger) as connection:\n        claimed"),
             ("async def claim(", _UNDONE + "async def claim("),
         ),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "the identity: one delivery for an event at a destination",
@@ -110,13 +110,13 @@ MUTATIONS: Final = (
             ("AND d.state = 'pending' AND d.next_attempt_at <= now()", "AND d.next_attempt_at <= now()"),
             ("d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'pending'\n", "d.id = ANY(CAST(:ids AS uuid[]))\n"),
         ),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "nothing before its time",
         "service/ledger/attempting.py",
         (("AND d.state = 'pending' AND d.next_attempt_at <= now()", "AND d.state = 'pending'"),),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "nothing after a cancel, and no cancel after the end",
@@ -146,19 +146,19 @@ MUTATIONS: Final = (
         "a paused worker does not send on an old claim",
         "service/deliver.py",
         (("if self._clock.monotonic() - asked_at > self._bounds.claim_young_seconds:", "if asked_at < 0:"),),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "an outcome is written again while the ledger is away",
         "service/deliver.py",
         (("            if self._clock.monotonic() > settle_until:\n", "            if settle_until > 0:\n"),),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "a late answer is kept, and overwrites nothing",
         "service/ledger/attempting.py",
         ((" AND phase IS NULL AND late_result IS NULL", ""),),
-        ("tests/stories/test_deliver.py",),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
         "only what is dead is redriven",

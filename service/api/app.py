@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -182,11 +183,13 @@ def openapi_document() -> dict[str, Any]:
 
 
 class _Server(uvicorn.Server):
-    """Not ready the moment it is told to stop, while requests in flight are still answered."""
+    """Told to stop, it is not ready at once, answers on for the drain, then closes and ends what is in flight."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
         super().__init__(config)
         self._app = app
+        self._drain_seconds = drain_seconds
+        self._close_at: float | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Answer the signal."""
@@ -195,7 +198,16 @@ class _Server(uvicorn.Server):
             parts.stopping = True
         # Not uvicorn's own: it raises the signal again after a clean end, and the exit code would be the signal's.
         self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True
+        if self._close_at is not None or self._drain_seconds == 0:
+            self.should_exit = True  # asked twice, or nobody to wait for
+        else:
+            self._close_at = time.monotonic() + self._drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        """Uvicorn's loop, ten times a second: whether to close now."""
+        if self._close_at is not None and time.monotonic() >= self._close_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
 
 def serve(settings: Settings) -> None:
@@ -219,7 +231,7 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=15,
         h11_max_incomplete_event_size=64 * 1024,
     )
-    server = _Server(config, app)
+    server = _Server(config, app, settings.api_drain_seconds)
     server.run(sockets=[listening])
     if not server.started:
         raise StartError("The API could not start.")

@@ -25,12 +25,12 @@ Row = sa.RowMapping  # one row of an answer, by column name
 
 _open_here: contextvars.ContextVar[int] = contextvars.ContextVar("ledger_connections_open", default=0)
 
-# By SQLSTATE class: what says "not now" rather than "not this". 08 connection, 25006 read-only,
+# By SQLSTATE class: what says "not now" rather than "not this". 08 connection, 25 the session's state (read-only),
 # 40 rollback (serialization, deadlock), 53 resources (disk full), 55P03 lock timeout, 57 operator
 # intervention (shutdown, cancelled by statement_timeout), 58 system error.
-_NOT_NOW = ("08", "25006", "40", "53", "55P03", "57", "58")
+_NOT_NOW = ("08", "25", "40", "53", "55P03", "57", "58")
 
-_READ_ONLY = "25006"
+_SESSION_STATE = "25"
 _CONNECT_TIMEOUT_SECONDS = 5.0
 
 
@@ -91,13 +91,17 @@ def open_ledger(
             },
         },
     )
-    sa.event.listen(engine.sync_engine, "handle_error", _replace_read_only)
+    sa.event.listen(engine.sync_engine, "handle_error", _replace_session)
     return Ledger(engine)
 
 
-def _replace_read_only(context: sa.engine.ExceptionContext) -> None:
-    """After a failover, connections may lead to what is a replica now: they are of no more use than dead ones."""
-    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+def _replace_session(context: sa.engine.ExceptionContext) -> None:
+    """A session that is not in the state that we take it to be in is of no more use than a dead one.
+
+    25006: after a failover, it leads to what is a replica now. 25P01: its BEGIN failed, and the driver
+    believes that a transaction goes on.
+    """
+    if str(getattr(context.original_exception, "sqlstate", None)).startswith(_SESSION_STATE):
         context.is_disconnect = True
 
 

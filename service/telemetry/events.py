@@ -18,6 +18,7 @@ HEARTBEAT_MISSED: Final = "heartbeat.missed"
 LEDGER_DOWN: Final = "ledger.down"
 LEDGER_BACK: Final = "ledger.back"
 DISPATCH_HINTED: Final = "dispatch.hinted"
+STEP_REFUSED: Final = "dispatch.step_refused"
 CLAIM_RESCUED: Final = "claim.rescued"
 BROKER_LOST: Final = "broker.lost"  # Redis lost its contents: everything due is hinted again
 QUEUE_DOWN: Final = "queue.down"

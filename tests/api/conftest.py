@@ -27,6 +27,24 @@ async def make_key(ledger: Ledger, tenant: str = "default") -> str:
     return f"hlk_{to_typeid(Prefix.KEY, key_id).removeprefix(Prefix.KEY)}_{SECRET}"
 
 
+async def post(api: httpx.AsyncClient, body: bytes | dict[str, Any], key: str = "k", **headers: str) -> httpx.Response:
+    """POST /deliveries."""
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    return await api.post(
+        "/deliveries", headers={"idempotency-key": key, "content-type": "application/json", **headers}, **given
+    )
+
+
+def is_problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
+    """The body of a refusal, which is the problem it should be."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["type"] == f"/problems/{slug}"
+    assert body["status"] == status
+    return body
+
+
 @pytest.fixture
 def settings(database_url: str, redis_url: str) -> Settings:
     return Settings.model_validate(

@@ -10,6 +10,7 @@ import pytest
 
 from service.domain import signing
 from service.ledger.session import Ledger
+from tests.api.conftest import is_problem
 from tests.world import World
 
 
@@ -137,3 +138,27 @@ async def test_every_change_leaves_a_record_with_its_actor(
     assert [record["action"] for record in records] == ["destination.create", "destination.change", "destination.pause"]
     assert all(record["actor"].startswith("key_") and record["subject"] == destination_id for record in records)
     assert "s3cret" not in str(records)
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"response_rules": {"404\n": "success"}}, "/response_rules"),
+        ({"retry": {"base_seconds": 100_000}}, "/retry/base_seconds"),
+        ({"retry": {"cap_seconds": 1}}, "/retry/cap_seconds"),
+    ],
+)
+async def test_a_change_that_cannot_be_is_refused_where_it_stands(
+    api: httpx.AsyncClient, destination_id: str, body: dict[str, Any], pointer: str
+) -> None:
+    refused = is_problem(await api.patch(f"/destinations/{destination_id}", json=body), 422, "validation")
+    assert refused["errors"][0]["pointer"].startswith(pointer)
+
+
+async def test_a_schedule_can_be_taken_back(api: httpx.AsyncClient, destination_id: str) -> None:
+    path = f"/destinations/{destination_id}"
+    await api.patch(path, json={"retry": {"schedule_seconds": [1, 2]}})
+    changed = (await api.patch(path, json={"retry": {"max_attempts": 5}})).json()
+    assert (changed["retry"]["schedule_seconds"], changed["retry"]["max_attempts"]) == ([1, 2], 5)
+    changed = (await api.patch(path, json={"retry": {"schedule_seconds": None}})).json()
+    assert changed["retry"]["schedule_seconds"] is None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import sqlalchemy as sa
 
 from service.dispatch import visibility_seconds
-from service.errors import LedgerRefused
+from service.errors import LedgerRefused, LedgerUnavailable
 from service.ledger import attempting, dispatching, partitions
 from tests.world import TENANT, World, answered
 
@@ -242,3 +243,36 @@ async def test_a_role_that_may_not_create_tables_still_dispatches(
     await world.dispatch()
     await world.work()
     assert (await world.view(delivery_id))["state"] == "delivered"
+
+
+async def test_a_step_that_the_ledger_refuses_does_not_keep_the_others_from_their_work(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise LedgerRefused("permission denied", "42501")
+
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await world.hints.drain()
+    world.queue.take_all()
+    await attempting.claim(world.ledger, [delivery_id], worker="lost", lease_margin_seconds=5)
+    await world.let_pass(3_600)
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatching, "take_due", refused)
+        await world.dispatch()
+    assert (await world.view(delivery_id))["last_outcome"] == "unknown", "rescued all the same"
+    await world.let_pass(3_600)
+    await world.dispatch()
+    assert world.queue.take_all() == [delivery_id]
+
+
+async def test_a_session_in_another_state_than_we_think_is_replaced(world: World) -> None:
+    async def backend(statement: str) -> int:
+        async with world.ledger.statement() as connection:
+            found = await connection.execute(sa.text(statement))
+            return int(found.scalar_one())
+
+    before = {await backend("SELECT pg_backend_pid()") for _ in range(3)}
+    with pytest.raises(LedgerUnavailable):
+        await backend("SAVEPOINT in_no_transaction")
+    assert await backend("SELECT pg_backend_pid()") not in before
