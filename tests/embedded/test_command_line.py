@@ -92,3 +92,20 @@ def test_a_port_that_is_taken_gives_way_to_the_next_when_none_was_asked_for(
 
     assert choose_port("127.0.0.1", None) == 8082
     assert capsys.readouterr().err == "Port 8080 is in use, so the API listens on 8082.\n"
+
+
+def test_up_with_a_database_that_does_not_answer_ends_with_its_sentence() -> None:
+    nowhere = {**GOOD, "DATABASE_URL": "postgresql://a:x@127.0.0.1:1/x", "REDIS_URL": "redis://127.0.0.1:1/0"}
+
+    done = hookledger("up", "--api", "0", "--workers", "1", **nowhere)
+
+    assert done.returncode == 1
+    assert "The database in DATABASE_URL does not answer" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_data_folder_is_no_folder() -> None:
+    done = hookledger("dev", "--data-dir", "")
+
+    assert done.returncode != 0
+    assert "the folder's name is empty" in done.stderr

@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     plan = nemesis.Plan(seed, chosen.seconds, chosen.deliveries, kill_every_seconds=(2.0, 5.0))
     folder = Path(tempfile.mkdtemp(prefix="hookledger-faults-"))
     with breakable_servers() as servers:
-        report, wrong = asyncio.run(_run(servers, plan, folder))
+        template, api_key = migrated(servers)
+        report, wrong = asyncio.run(_run(servers, servers.create_database(template), api_key, plan, folder))
     print(report)
     for sentence in wrong:
         print(sentence)
@@ -38,10 +39,11 @@ def main(arguments: list[str]) -> int:
     return 1 if wrong else 0
 
 
-async def _run(servers: BreakableServers, plan: nemesis.Plan, folder: Path) -> tuple[nemesis.Report, list[str]]:
-    template, api_key = migrated(servers)
+async def _run(
+    servers: BreakableServers, database_url: str, api_key: str, plan: nemesis.Plan, folder: Path
+) -> tuple[nemesis.Report, list[str]]:
     async with Receiver() as receiver:
-        stack = Stack(servers, servers.create_database(template), api_key, receiver, folder)
+        stack = Stack(servers, database_url, api_key, receiver, folder)
         try:
             report = await nemesis.run(stack, plan)
             wrong = [str(violation) for violation in judge(report.history)]
