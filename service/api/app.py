@@ -22,7 +22,9 @@ from service import bootstrap
 from service.api import actions, deliveries, destinations, dlq, operations
 from service.api import schemas as bodies
 from service.api.auth import PUBLIC_PATHS, Authentication, KeyCheck
-from service.api.problems import MEDIA_TYPE, FieldError, Problem, ProblemBody, ProblemError, as_response_body
+from service.api.failures import on_problem, on_unavailable
+from service.api.lane import IntakeLane
+from service.api.problems import MEDIA_TYPE, FieldError, Problem, ProblemBody, ProblemError
 from service.api.state import AppState
 from service.clock import SystemClock
 from service.destinations import Destinations
@@ -62,11 +64,12 @@ def create_app(settings: Settings | None) -> FastAPI:
     )
     for module in _MODULES:
         app.include_router(module.router)
-    app.add_middleware(Authentication)
-    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_middleware(IntakeLane)
+    app.add_middleware(Authentication)  # the last one added is the outermost
+    app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(RequestValidationError, _on_parameters)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(LedgerUnavailable, _on_unavailable)
+    app.add_exception_handler(LedgerUnavailable, on_unavailable)
     app.add_exception_handler(Exception, _on_bug)
     return app
 
@@ -101,18 +104,12 @@ def _lifespan(settings: Settings) -> Any:
     return lifespan
 
 
-async def _on_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    body = as_response_body(error.body(request.url.path))
-    return Response(body, error.problem.status, error.headers, MEDIA_TYPE)
-
-
 async def _on_parameters(request: Request, error: Exception) -> Response:
     """FastAPI validates parameters alone: bodies are decoded by msgspec."""
     assert isinstance(error, RequestValidationError)
     fields = tuple(FieldError("/".join(map(str, found["loc"])), found["msg"]) for found in error.errors())
     detail = "; ".join(f"{field.pointer}: {field.detail}" for field in fields)
-    return await _on_problem(request, ProblemError(Problem.MALFORMED_REQUEST, detail))
+    return await on_problem(request, ProblemError(Problem.MALFORMED_REQUEST, detail))
 
 
 _BY_STATUS = {404: Problem.NOT_FOUND, 405: Problem.METHOD_NOT_ALLOWED}
@@ -122,7 +119,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     problem = _BY_STATUS.get(error.status_code, Problem.MALFORMED_REQUEST)
     headers = {"allow": _methods_of(request)} if problem is Problem.METHOD_NOT_ALLOWED else error.headers
-    return await _on_problem(request, ProblemError(problem, str(error.detail), headers=headers))
+    return await on_problem(request, ProblemError(problem, str(error.detail), headers=headers))
 
 
 def _methods_of(request: Request) -> str:
@@ -134,14 +131,9 @@ def _methods_of(request: Request) -> str:
     return ", ".join(sorted(methods))
 
 
-async def _on_unavailable(request: Request, error: Exception) -> Response:
-    log.warning(events.REQUEST_FAILED, path=request.url.path, error=str(error))
-    return await _on_problem(request, ProblemError(Problem.UNAVAILABLE, "the ledger does not answer; repeat"))
-
-
 async def _on_bug(request: Request, error: Exception) -> Response:
     log.error(events.REQUEST_FAILED, path=request.url.path, exc_info=error)
-    return await _on_problem(request, ProblemError(Problem.INTERNAL, "the service failed; its log says why"))
+    return await on_problem(request, ProblemError(Problem.INTERNAL, "the service failed; its log says why"))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

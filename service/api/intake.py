@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from service.api.problems import FieldError, Problem, ProblemError, invalid
@@ -216,20 +217,19 @@ def _fingerprint(
     deadline_at: dt.datetime | None,
 ) -> bytes:
     """What makes two requests the same one: their meaning, not their spelling around the payload's bytes."""
-    parts: list[str] = [
-        str(destination_id),
-        event_id,
-        request.event_type or "",
-        content_type,
-        body_sha256.hex(),
-        due_at.isoformat() if due_at else "",
-        repr(request.delay_seconds) if request.delay_seconds is not None else "",
-        deadline_at.isoformat() if deadline_at else "",
-        repr(request.deadline_seconds) if request.deadline_seconds is not None else "",
-    ]
     headers = {name.lower(): value for name, value in (request.headers or {}).items()}  # a name has no case
-    for named in (headers, request.metadata):
-        parts.append(str(len(named or {})))
-        parts.extend(text for pair in sorted((named or {}).items()) for text in pair)
-    # Each part with its length, so that no two lists of parts run together to the same text.
-    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).digest()
+    meaning = (
+        destination_id,
+        event_id,
+        request.event_type,
+        content_type,
+        body_sha256,
+        due_at,
+        request.delay_seconds,
+        deadline_at,
+        request.deadline_seconds,
+        sorted(headers.items()),
+        sorted((request.metadata or {}).items()),
+    )
+    # As JSON, so that no two lists of parts run together to the same text.
+    return hashlib.sha256(msgspec.json.encode(meaning)).digest()

@@ -108,3 +108,27 @@ async def test_errors_of_the_framework_are_problems_as_well(api: httpx.AsyncClie
 )
 async def test_a_405_names_every_method_of_its_path(api: httpx.AsyncClient, path: str, allowed: str) -> None:
     assert (await api.delete(path)).headers["allow"] == allowed
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_is_no_fault_of_ours(
+    app: Any, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = await make_key(ledger)
+    headers = [
+        (b"authorization", f"Bearer {key}".encode()),
+        (b"content-type", b"application/json"),
+        (b"idempotency-key", b"k"),
+    ]
+    scope = {"type": "http", "method": "POST", "path": "/deliveries", "headers": headers, "query_string": b""}
+    messages = iter([{"type": "http.request", "body": b'{"url":', "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    assert sent == []
+    assert "request.failed" not in capsys.readouterr().out
