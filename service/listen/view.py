@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -91,22 +92,34 @@ def inert(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else _escape(char) for char in text)
 
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
 def pretty(body: bytes) -> str:
     """The body to read, a little more of it than is shown: JSON indented, what is not text as escapes."""
     if len(body) <= BODY_PARSED_BYTES_MAX:
         try:
-            return _indented(json.loads(body))
+            text = body.decode()
+            json.loads(text)
+            return _indented(text)
         except (ValueError, RecursionError):
             pass  # not JSON, or deeper than Python reads: shown as it came
     return body[: BODY_SHOWN_CHARS_MAX * 4 + 4].decode(errors="backslashreplace")  # a character has up to 4 bytes
 
 
-def _indented(document: object) -> str:
-    # Lazily: indented, a small document of great depth is a thousand times its size.
-    text = ""
-    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document):
-        text += part
-        if len(text) > BODY_SHOWN_CHARS_MAX:
+def _indented(document: str) -> str:
+    """JSON over several lines, each token as it was sent: to a signature, 12.50 is not 12.5."""
+    text, depth, opened = "", 0, False
+    for token in _TOKEN.findall(document):
+        if token in "}]":
+            depth -= 1
+            text += token if opened else f"\n{'  ' * depth}{token}"
+        else:
+            text += f"\n{'  ' * depth}" if opened else ""
+            text += {",": f",\n{'  ' * depth}", ":": ": "}.get(token, token)
+        opened = token in "{["
+        depth += opened
+        if len(text) > BODY_SHOWN_CHARS_MAX:  # of great depth, a small document is a thousand times its size
             break
     return text
 

@@ -164,6 +164,13 @@ async def test_a_body_cannot_reach_the_terminal_unescaped(body: bytes, expected:
     assert all(char.isprintable() or char == "\n" for char in text)
 
 
+async def test_json_is_shown_with_each_number_and_escape_as_it_was_sent() -> None:
+    text = await shown(post(b'{"amount":12.50,"many":1E2,"of":[{},"\\u00e9"]}'))
+    assert '"amount": 12.50,' in text
+    assert '"many": 1E2,' in text
+    assert '"\\u00e9"' in text
+
+
 async def test_a_header_or_path_cannot_reach_the_terminal_unescaped() -> None:
     raw = b"POST /\x9b\x85 HTTP/1.1\r\nwebhook-id: a\tb\x9b" + b"c" * 400 + b"\r\n\r\n"
     text = await shown(raw)
