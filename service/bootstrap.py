@@ -15,9 +15,11 @@ from service.accept import Intake
 from service.clock import SystemClock
 from service.deliver import Bounds, Deliverer
 from service.dispatch import Dispatcher, Rhythm
-from service.domain.address import AllowList
+from service.domain.address import AllowList, parse_proxy
 from service.domain.ids import RANDOM_BITS, uuid7
+from service.egress.guard import SystemResolver
 from service.egress.sender import HttpSender
+from service.egress.tunnel import Tunnels
 from service.errors import LedgerUnavailable, QueueUnavailable, StartError
 from service.hints import Hints
 from service.keyring import Keyring
@@ -81,7 +83,8 @@ def intake_of(settings: Settings, ledger: Ledger, hints: Hints) -> Intake:
 
 def deliverer_of(settings: Settings, ledger: Ledger, worker: str) -> tuple[Deliverer, HttpSender]:
     """The deliver story, and the sender to be closed after it."""
-    sender = HttpSender(AllowList.parse(settings.egress_allow))
+    proxy = parse_proxy(settings.egress_proxy.get_secret_value())
+    sender = HttpSender(AllowList.parse(settings.egress_allow), proxy=proxy)
     bounds = Bounds(slots_count=settings.worker_slots, lease_margin_seconds=settings.lease_margin_seconds)
     return Deliverer(ledger, sender, keyring_of(settings), SystemClock(), bounds, worker=worker), sender
 
@@ -138,6 +141,11 @@ async def _doctor(settings: Settings) -> list[tuple[str, bool, str]]:
             )
         except QueueUnavailable:
             findings.append(("queue", False, "does not answer: check REDIS_URL"))
+        proxy = parse_proxy(settings.egress_proxy.get_secret_value())
+        if proxy is not None:
+            problem = await Tunnels(proxy, SystemResolver()).problem()
+            sentence = "accepts connections" if problem is None else f"{problem}: check EGRESS_PROXY"
+            findings.append(("proxy", problem is None, sentence))
     finally:
         await queue.close()
         await ledger.close()

@@ -153,7 +153,8 @@ def openapi() -> None:
 def listen(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 9000,
     secret: Annotated[
-        str | None, typer.Option(help="The signing secret, whsec_…: check every signature.", envvar="WEBHOOK_SECRET")
+        str | None,
+        typer.Option(help="The secret, whsec_…, or public key, whpk_…: check each signature.", envvar="WEBHOOK_SECRET"),
     ] = None,
     answer: Annotated[
         str, typer.Option(help="What to answer: 200, 503, 429:retry-after=5, hang, reset; several in turn by commas.")

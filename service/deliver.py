@@ -13,15 +13,16 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from service import ed25519
 from service.domain import limits, signing
 from service.domain.delivery import Bury, DeadReason
 from service.domain.ids import Prefix, to_typeid
-from service.domain.outcome import Exchange, Fault, Phase, classify
+from service.domain.outcome import OUR_FAULTS, Exchange, Fault, Phase, classify
 from service.domain.retry import decide
 from service.errors import KeyringError, LedgerRefused, LedgerUnavailable
 from service.keyring import Keyring
 from service.ledger import attempting, destinations
-from service.ledger.attempting import Claim, Settlement
+from service.ledger.attempting import Claim, Secret, Settlement
 from service.ledger.audit import Deed
 from service.ledger.coalesce import Coalescer
 from service.ledger.session import Ledger, transactions_open
@@ -206,10 +207,7 @@ class Deliverer:
         """The request of this attempt: the accepted bytes, this moment's timestamp, the current secrets."""
         webhook_id = to_typeid(Prefix.DELIVERY, claim.delivery_id)
         timestamp = int(self._clock.now().timestamp())
-        keys = [
-            self._keyring.decrypt(secret.ciphertext, tenant=claim.tenant, destination_id=claim.destination_id)
-            for secret in claim.secrets[: limits.SECRETS_MAX]
-        ]
+        keys = [self._signing_key(claim, secret) for secret in claim.secrets[: limits.SECRETS_MAX]]
         ours = {
             "content-type": claim.content_type,
             "user-agent": USER_AGENT,
@@ -235,6 +233,15 @@ class Deliverer:
             may_write=lambda: self._holds(asked_at),
         )
 
+    def _signing_key(self, claim: Claim, secret: Secret) -> bytes | signing.Ed25519Sign:
+        key = self._keyring.decrypt(
+            secret.ciphertext,
+            tenant=claim.tenant,
+            destination_id=claim.destination_id,
+            public_key=secret.public_key,
+        )
+        return key if secret.public_key is None else ed25519.signer(key)
+
     def _holds(self, asked_at: float) -> bool:
         """Whether no pause (SIGSTOP, a sleeping machine) can have cost a claim of this age its lease.
 
@@ -253,7 +260,9 @@ class Deliverer:
         elif moved is None:
             log.error(events.ATTEMPT_NOT_SETTLED, **_wide(claim, settlement))
         else:
-            log.info(events.ATTEMPT_SETTLED, **_wide(claim, settlement))
+            exchange = settlement.exchange
+            ours = exchange is not None and exchange.fault in OUR_FAULTS and exchange.fault is not Fault.SHUTDOWN
+            (log.warning if ours else log.info)(events.ATTEMPT_SETTLED, **_wide(claim, settlement))
             if settlement.decision == Bury(DeadReason.GONE):
                 await self._disable(claim)
 

@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.domain import limits
-from service.domain.address import AllowList
+from service.domain.address import AllowList, parse_proxy
 
 
 class Settings(BaseSettings):
@@ -82,6 +82,11 @@ class Settings(BaseSettings):
         description="Non-public ranges that destinations may use, `network:port` or `network:*`, comma-separated "
         "(`127.0.0.0/8:*`). Empty: none.",
     )
+    egress_proxy: SecretStr = Field(
+        SecretStr(""),
+        description="The proxy that a network requires for the way out, `http://[user:password@]host:port`. It is used "
+        "for every destination, by CONNECT ([egress.md](egress.md#an-egress-proxy)). Empty: none.",
+    )
 
     log_format: Annotated[str, Field(pattern="^(json|console)$")] = Field(
         "json", description="`json`: one object per line; `console`: for people."
@@ -114,6 +119,12 @@ class Settings(BaseSettings):
     @classmethod
     def _allow_list_is_readable(cls, value: str) -> str:
         AllowList.parse(value)
+        return value
+
+    @field_validator("egress_proxy")
+    @classmethod
+    def _proxy_is_readable(cls, value: SecretStr) -> SecretStr:
+        parse_proxy(value.get_secret_value())
         return value
 
     @model_validator(mode="after")

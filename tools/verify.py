@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from service.domain.delivery import TERMINAL, TRANSITIONS, State
@@ -102,7 +103,7 @@ def states() -> str:
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "required"
-    if value == "":
+    if value == "" or (isinstance(value, SecretStr) and not value.get_secret_value()):
         return "empty"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 

@@ -19,8 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from service import bootstrap
-from service.api import actions, deliveries, destinations, dlq, operations
-from service.api import schemas as bodies
+from service.api import actions, batches, deliveries, destinations, dlq, dlq_schemas, operations, schemas
 from service.api.auth import PUBLIC_PATHS, Authentication, KeyCheck
 from service.api.failures import on_problem, on_unavailable
 from service.api.lane import IntakeLane
@@ -37,7 +36,7 @@ from service.telemetry import events
 from service.telemetry.logging import configure, log
 from service.version import VERSION
 
-_MODULES = (deliveries, actions, destinations, dlq, operations)
+_MODULES = (deliveries, batches, actions, destinations, dlq, operations)
 
 _DESCRIPTION = """Durable webhook delivery. A 202 is a commit to the ledger; attempts follow, at least once,
 under one identity, until the receiver has it or an operator sees it in the dead-letter queue."""
@@ -141,17 +140,18 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     kinds = [
         kind
-        for name, kind in vars(bodies).items()
+        for module in (schemas, dlq_schemas)
+        for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
-        and kind.__module__ == bodies.__name__
-        and not name.startswith("_")
+        and kind.__module__ == module.__name__
+        and kind not in (schemas.In, schemas.Out)
     ]
-    _, schemas = msgspec.json.schema_components([*kinds, ProblemBody], ref_template="#/components/schemas/{name}")
+    _, described = msgspec.json.schema_components([*kinds, ProblemBody], ref_template="#/components/schemas/{name}")
     components = document.setdefault("components", {})
     # FastAPI's own: the enumerations of parameters, and an error form that is never answered.
     parameters = {name: own for name, own in components.get("schemas", {}).items() if "ValidationError" not in name}
-    components["schemas"] = {**parameters, **schemas}
+    components["schemas"] = {**parameters, **described}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "`hlk_…`"}}
     for path, operations_of_path in document["paths"].items():
         for operation in operations_of_path.values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, assert_never, cast
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -60,20 +61,30 @@ async def create_delivery(request: Request) -> Response:
     key = intake.parse_idempotency_key(request.headers.getlist("idempotency-key"))
     body = await read_body(request, state.intake_bytes_max)
     delivery_request = decode(_decoder, body)
-    delivery = await _new_delivery(state, principal, key, delivery_request)
+    delivery = await new_delivery(state, principal, key, delivery_request)
+    told = await tell(state, delivery, await accepted(state, delivery))
+    headers = {"location": f"/deliveries/{told.view.id}"}
+    if told.replayed:
+        headers["idempotency-replayed"] = "true"
+    return answer(told.view, told.status, headers)
+
+
+async def accepted(state: AppState, delivery: NewDelivery) -> Answer:
+    """The ledger's answer to a request. Raises a 422 for one that comes too late, and LedgerUnavailable."""
     late = intake.too_late(delivery, state.clock.now())
     if late is None:
-        return await _told(state, delivery, await state.intake.accept(delivery))
+        return await state.intake.accept(delivery)
     # A repetition is answered as what it repeats, however late it comes.
     standing = await state.intake.standing(delivery)
     if standing is None:
         raise late
-    return await _told(state, delivery, standing)
+    return standing
 
 
-async def _new_delivery(
+async def new_delivery(
     state: AppState, principal: Principal, key: str, delivery_request: DeliveryRequest
 ) -> NewDelivery:
+    """The ledger's row of a request, its ad-hoc destination made if need be. Raises a 422 or 413."""
     destination_id = intake.named_destination(delivery_request)
     if destination_id is None:
         url = intake.check_url(cast("str", delivery_request.url), state.allow)
@@ -89,18 +100,25 @@ async def _new_delivery(
     )
 
 
-async def _told(state: AppState, delivery: NewDelivery, accepted: Answer) -> Response:
-    """The answer of the identity table (docs/api.md)."""
-    match accepted:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client is told of a request that stands for a delivery."""
+
+    status: int
+    view: DeliveryView
+    replayed: bool = False
+
+
+async def tell(state: AppState, delivery: NewDelivery, given: Answer) -> Told:
+    """The identity table (docs/api.md). Raises its refusals."""
+    match given:
         case Accepted(row):
-            text = to_typeid(Prefix.DELIVERY, row.id)
-            return answer(_fresh_view(delivery, row, text), 202, {"location": f"/deliveries/{text}"})
+            return Told(202, _fresh_view(delivery, row, to_typeid(Prefix.DELIVERY, row.id)))
         case accept.Replayed(delivery_id):
             view = await _existing(state, delivery.tenant, delivery_id, duplicate=False)
-            return answer(view, 200, {"location": f"/deliveries/{view.id}", "idempotency-replayed": "true"})
+            return Told(200, view, replayed=True)
         case accept.Duplicate(delivery_id):
-            view = await _existing(state, delivery.tenant, delivery_id, duplicate=True)
-            return answer(view, 200, {"location": f"/deliveries/{view.id}"})
+            return Told(200, await _existing(state, delivery.tenant, delivery_id, duplicate=True))
         case accept.KeyMismatch():
             raise ProblemError(
                 Problem.IDEMPOTENCY_MISMATCH, "the key was used for a different request; use a new key for a new one"
@@ -114,6 +132,8 @@ async def _told(state: AppState, delivery: NewDelivery, accepted: Answer) -> Res
             raise intake.unknown_destination()
         case accept.DisabledDestination():
             raise ProblemError(Problem.DESTINATION_DISABLED, "the destination takes no deliveries until it is enabled")
+        case _:
+            assert_never(given)
 
 
 async def _existing(state: AppState, tenant: str, delivery_id: uuid.UUID, *, duplicate: bool) -> DeliveryView:

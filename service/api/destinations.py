@@ -1,10 +1,10 @@
-"""The destination routes: create, read, list, change, pause, resume, enable."""
+"""The destination routes: create, read, list, change, rotate the secret, pause, resume, enable."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
@@ -17,32 +17,39 @@ from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
 from service.api.problems import FieldError, Problem, ProblemError, invalid, not_found
 from service.api.queries import Cursor, Limit, each_known_once
 from service.api.schemas import (
-    CreatedDestination,
     DestinationPage,
     DestinationPatch,
     DestinationRequest,
     DestinationView,
+    DestinationWithSecret,
     RetrySpec,
     RetryView,
+    RotateRequest,
+    SecretView,
 )
 from service.api.state import state_of
-from service.domain import limits, signing
+from service.destinations import Created, Destinations, SigningSecret, read_secret
+from service.domain import limits
 from service.domain.address import UrlProblem, parse_url
 from service.domain.ids import Prefix, parse_typeid, to_typeid
-from service.ledger.destinations import StoredDestination
+from service.domain.signing import Scheme
+from service.ledger.destinations import StoredDestination, StoredSecret, TooManySecrets
 
 router = APIRouter(tags=["destinations"])
 
 _request_decoder = msgspec.json.Decoder(DestinationRequest)
 _patch_decoder = msgspec.json.Decoder(DestinationPatch)
+_rotate_decoder = msgspec.json.Decoder(RotateRequest)
+
+_UNSTORED = {"cache-control": "no-store"}  # what lies between may keep no answer that tells a secret
 
 
 def _json(kind: type[msgspec.Struct], description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema_of(kind)}}}
 
 
-def _body(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(kind)}}}}
+def _body(kind: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema_of(kind)}}}}
 
 
 @router.post(
@@ -50,15 +57,14 @@ def _body(kind: type[msgspec.Struct]) -> dict[str, Any]:
     status_code=201,
     summary="Create a destination",
     openapi_extra=_body(DestinationRequest),
-    responses={201: _json(CreatedDestination, "Created; the secret is told this once")},
+    responses={201: _json(DestinationWithSecret, "Created; the secret is told this once")},
 )
 async def create_destination(request: Request) -> Response:
     """Write a destination; keep the secret that comes back."""
     state, principal = state_of(request), principal_of(request)
     wanted = await read(request, _request_decoder)
     url = intake.check_url(wanted.url, state.allow)
-    if wanted.secret is not None and signing.parse_secret(wanted.secret) is None:
-        raise invalid(FieldError("/secret", "a secret reads whsec_ and the base64 of 24 to 64 bytes"))
+    secret = _secret(state.destinations, wanted.secret, wanted.signature, Scheme.V1)
     values: dict[str, Any] = {
         "url": url,
         "name": wanted.name or _name_of(url),
@@ -71,9 +77,27 @@ async def create_destination(request: Request) -> Response:
     }
     _check_texts(wanted.name, wanted.owner)
     intake.check_custom_headers(values["headers"])
-    created = await state.destinations.create(principal.tenant, principal.actor, values, wanted.secret)
-    view = CreatedDestination(**_fields(created.destination), secret=created.secret)
-    return answer(view, 201, {"location": f"/destinations/{view.id}"})
+    created = await state.destinations.create(principal.tenant, principal.actor, values, secret)
+    view = DestinationWithSecret(**_fields(created.destination), secret=created.secret)
+    return answer(view, 201, {"location": f"/destinations/{view.id}", **_UNSTORED})
+
+
+def _secret(destinations: Destinations, own: str | None, signature: str | None, otherwise: Scheme) -> SigningSecret:
+    """The secret brought along, or a new one of the kind that is asked for. Raises a 422."""
+    if own is None:
+        return destinations.new_secret(Scheme(signature or otherwise))
+    secret = read_secret(own)
+    if secret is None:
+        raise invalid(
+            FieldError(
+                "/secret",
+                "a secret reads whsec_ and the base64 of 24 to 64 bytes,"
+                " or whsk_ and the base64 of an Ed25519 seed and its public key",
+            )
+        )
+    if signature not in {None, secret.scheme}:
+        raise invalid(FieldError("/signature", f"the secret is one for {secret.scheme.value}"))
+    return secret
 
 
 def _name_of(url: str) -> str:
@@ -198,6 +222,45 @@ def _changes(wanted: DestinationPatch, current: StoredDestination) -> dict[str, 
 
 
 @router.post(
+    "/destinations/{destination_id}/rotate-secret",
+    summary="Give a destination a new signing secret",
+    openapi_extra=_body(RotateRequest, required=False),
+    responses={200: _json(DestinationWithSecret, "Rotated; the new secret is told this once")},
+)
+async def rotate_secret(request: Request, destination_id: str) -> Response:
+    """Sign with a new secret, and along with the old one until the overlap is over."""
+    state, principal = state_of(request), principal_of(request)
+    wanted = await read(request, _rotate_decoder) if _has_body(request) else RotateRequest()
+    known_id = _destination_id(destination_id)
+    current = await state.destinations.find(principal.tenant, known_id)
+    if current is None:
+        raise not_found("destination")
+    secret = _secret(state.destinations, wanted.secret, wanted.signature, _scheme_of(current.secrets[0]))
+    rotated = await state.destinations.rotate(
+        principal.tenant, principal.actor, known_id, secret, wanted.overlap_seconds
+    )
+    match rotated:
+        case Created(destination, text):
+            return answer(DestinationWithSecret(**_fields(destination), secret=text), 200, _UNSTORED)
+        case TooManySecrets(ends_at):
+            raise ProblemError(
+                Problem.STATE_CONFLICT,
+                f"{limits.SECRETS_MAX} secrets are in force, the first until {ends_at:%Y-%m-%dT%H:%M:%SZ};"
+                " wait for that, or end all of them with overlap_seconds 0",
+            )
+        case None:
+            raise not_found("destination")
+        case _:
+            assert_never(rotated)
+
+
+def _has_body(request: Request) -> bool:
+    # A body declares itself by one of these (RFC 9112); a type declared without one is refused as empty.
+    declared = ("content-type", "transfer-encoding")
+    return any(name in request.headers for name in declared) or request.headers.get("content-length", "0") != "0"
+
+
+@router.post(
     "/destinations/{destination_id}/pause",
     summary="Pause a destination",
     responses={200: _json(DestinationView, "Paused: deliveries are accepted and wait")},
@@ -273,6 +336,19 @@ def _fields(destination: StoredDestination) -> dict[str, Any]:
         ),
         "on_ambiguous": destination.on_ambiguous,
         "response_rules": dict(destination.response_rules),
+        "secrets": [
+            SecretView(
+                signature=_scheme_of(secret).value,
+                public_key=secret.public_key,
+                created_at=secret.created_at,
+                expires_at=secret.expires_at,
+            )
+            for secret in destination.secrets
+        ],
         "created_at": destination.created_at,
         "updated_at": destination.updated_at,
     }
+
+
+def _scheme_of(secret: StoredSecret) -> Scheme:
+    return Scheme.V1 if secret.public_key is None else Scheme.V1A

@@ -18,10 +18,7 @@ from service.api.actions import recordable
 from service.api.auth import principal_of
 from service.api.bodies import answer, read, schema_of
 from service.api.deliveries import idempotency_key
-from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
-from service.api.problems import Problem, ProblemError, not_found
-from service.api.queries import Cursor, DestinationId, Instant, Limit, destination_of, each_known_once
-from service.api.schemas import (
+from service.api.dlq_schemas import (
     DeadLetter,
     DeadLetterCount,
     DeadLetterPage,
@@ -33,6 +30,9 @@ from service.api.schemas import (
     RedriveRequest,
     RedriveView,
 )
+from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
+from service.api.problems import Problem, ProblemError, not_found
+from service.api.queries import Cursor, DestinationId, Instant, Limit, destination_of, each_known_once
 from service.api.selecting import no_such_deliveries, selection_of
 from service.api.state import state_of
 from service.api.times import in_utc

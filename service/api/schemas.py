@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from service.api.problems import ProblemBody
 from service.domain import limits
 
 Aware = Annotated[dt.datetime, Meta(tz=True, description="RFC 3339, with a zone.")]
@@ -35,15 +36,15 @@ Visible = Annotated[
 ]
 
 
-class _In(Struct, forbid_unknown_fields=True, kw_only=True):
+class In(Struct, forbid_unknown_fields=True, kw_only=True):
     """A body the client sends."""
 
 
-class _Out(Struct, kw_only=True):
+class Out(Struct, kw_only=True):
     """A body the service sends."""
 
 
-class DeliveryRequest(_In):
+class DeliveryRequest(In):
     """One webhook to deliver. Exactly one of `destination_id` and `url`; of `payload` and `payload_base64`."""
 
     destination_id: str | None = None
@@ -70,7 +71,23 @@ class DeliveryRequest(_In):
     ) = None
 
 
-class AttemptView(_Out):
+class BatchItem(DeliveryRequest, kw_only=True):
+    """One webhook of a batch, with the key that names it."""
+
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=limits.IDEMPOTENCY_KEY_CHARS_MAX, pattern=VISIBLE)]
+
+
+class BatchRequest(In):
+    """Webhooks to deliver, each accepted or refused by itself."""
+
+    # Raw, so that an item which cannot be read fails alone.
+    deliveries: Annotated[
+        list[Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/BatchItem"})]],
+        Meta(min_length=1, max_length=limits.BATCH_DELIVERIES_MAX),
+    ]
+
+
+class AttemptView(Out):
     """One HTTP try. Under way: `completed_at` is null."""
 
     number: int
@@ -87,7 +104,7 @@ class AttemptView(_Out):
     late_result: dict[str, Any] | None
 
 
-class DeliverySummary(_Out):
+class DeliverySummary(Out):
     """A delivery without its attempts."""
 
     id: str
@@ -120,14 +137,28 @@ class DeliveryView(DeliverySummary):
     attempts: list[AttemptView]
 
 
-class DeliveryPage(_Out):
+class BatchResult(Out):
+    """What became of one item: `status` is what its own request would have been answered."""
+
+    status: int
+    delivery: DeliveryView | None
+    problem: ProblemBody | None
+
+
+class BatchAnswer(Out):
+    """One result for each item, in order."""
+
+    results: list[BatchResult]
+
+
+class DeliveryPage(Out):
     """Newest first. `next_cursor` is null at the end, and only there."""
 
     items: list[DeliverySummary]
     next_cursor: str | None
 
 
-class RetrySpec(_In):
+class RetrySpec(In):
     """When to try again: an explicit schedule, or doubling from `base_seconds` up to `cap_seconds`."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=limits.ATTEMPTS_MAX)] | None = None
@@ -144,7 +175,16 @@ class RetrySpec(_In):
     cap_seconds: Annotated[float, Meta(ge=0.1, le=limits.RETRY_DELAY_SECONDS_MAX)] | None = None
 
 
-class DestinationRequest(_In):
+Signature = Annotated[
+    Literal["v1", "v1a"],
+    Meta(description="`v1`: HMAC-SHA256 under a shared secret. `v1a`: Ed25519, verified by a public key."),
+]
+OwnSecret = Annotated[
+    str, Meta(max_length=128, description="`whsec_…`, or `whsk_…` for `v1a`, to keep one that receivers know.")
+]
+
+
+class DestinationRequest(In):
     """A destination to create. The signing secret is made by the service unless one is brought along."""
 
     url: Url
@@ -155,12 +195,26 @@ class DestinationRequest(_In):
     retry: RetrySpec | None = None
     on_ambiguous: Literal["retry", "hold"] = "retry"
     response_rules: Rules | None = None
-    secret: Annotated[str, Meta(max_length=128, description="`whsec_…`, to keep one that receivers know.")] | None = (
-        None
-    )
+    secret: OwnSecret | None = None
+    signature: Signature | None = None
 
 
-class DestinationPatch(_In):
+class RotateRequest(In):
+    """A new signing secret: of the kind in use, unless another is asked for or brought along."""
+
+    overlap_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=limits.SECRET_OVERLAP_SECONDS_MAX,
+            description="For how long the secrets so far sign along. 0: they end now.",
+        ),
+    ] = limits.SECRET_OVERLAP_SECONDS_DEFAULT
+    secret: OwnSecret | None = None
+    signature: Signature | None = None
+
+
+class DestinationPatch(In):
     """What to change; fields left out stay."""
 
     url: Url | UnsetType = UNSET
@@ -173,7 +227,7 @@ class DestinationPatch(_In):
     response_rules: Rules | UnsetType = UNSET
 
 
-class RetryView(_Out):
+class RetryView(Out):
     """The retry policy in force."""
 
     max_attempts: int
@@ -183,8 +237,17 @@ class RetryView(_Out):
     cap_seconds: float
 
 
-class DestinationView(_Out):
-    """A destination. Its secret is shown once, in the answer that created it."""
+class SecretView(Out):
+    """A signing secret in force, without the secret. It signs until `expires_at`; null: until it is rotated."""
+
+    signature: Signature
+    public_key: Annotated[str | None, Meta(description="`whpk_…`, to verify `v1a`; null of `v1`.")]
+    created_at: dt.datetime
+    expires_at: dt.datetime | None
+
+
+class DestinationView(Out):
+    """A destination. A secret is shown once, in the answer that created or rotated it."""
 
     id: str
     name: str
@@ -198,166 +261,39 @@ class DestinationView(_Out):
     retry: RetryView
     on_ambiguous: str
     response_rules: dict[str, str]
+    secrets: Annotated[list[SecretView], Meta(description="Those that sign, newest first.")]
     created_at: dt.datetime
     updated_at: dt.datetime
 
 
-class CreatedDestination(DestinationView):
-    """The answer to a creation: the only time the secret is told."""
+class DestinationWithSecret(DestinationView):
+    """The answer to a creation or a rotation: the only time the secret is told."""
 
-    secret: str
+    secret: Annotated[str | None, Meta(description="`whsec_…`; null of `v1a`, whose private half is told to nobody.")]
 
 
-class DestinationPage(_Out):
+class DestinationPage(Out):
     """Newest first."""
 
     items: list[DestinationView]
     next_cursor: str | None
 
 
-class ResolveRequest(_In):
+class ResolveRequest(In):
     """What an operator found out about an ambiguous delivery."""
 
     as_: Literal["delivered", "retry", "dead"] = msgspec.field(name="as")
     note: Reason
 
 
-class DeadLetter(_Out):
-    """One entry of the dead-letter queue."""
-
-    delivery_id: str
-    destination_id: str
-    destination_name: str
-    owner: str | None
-    event_id: str
-    event_type: str | None
-    reason: str
-    last_outcome: str | None
-    last_status_code: int | None
-    last_error: str | None
-    attempt_count: int
-    first_attempt_at: dt.datetime | None
-    last_attempt_at: dt.datetime | None
-    dead_at: dt.datetime
-    may_have_been_delivered: bool
-    redrive_count: int
-
-
-class DeadLetterPage(_Out):
-    """Latest dead first."""
-
-    items: list[DeadLetter]
-    next_cursor: str | None
-
-
-class DeadLetterCount(_Out):
-    """How many died at one destination for one reason."""
-
-    destination_id: str
-    destination_name: str
-    owner: str | None
-    reason: str
-    count: int
-    oldest_dead_at: dt.datetime
-
-
-class DeadLetterSummary(_Out):
-    """The dead-letter queue in numbers."""
-
-    total: int
-    oldest_dead_at: dt.datetime | None
-    oldest_age_seconds: float | None
-    groups: list[DeadLetterCount]
-
-
-class DeadLetterFilter(_In):
-    """Which dead deliveries. A filter that names nothing is refused."""
-
-    destination_id: str | None = None
-    reason: str | None = None
-    outcome: str | None = None
-    event_type: Visible | None = None
-    dead_after: Aware | None = None
-    dead_before: Aware | None = None
-
-
-class RedriveRequest(_In):
-    """Put dead deliveries back: by ids, or by a filter with a limit."""
-
-    reason: Reason
-    delivery_ids: Annotated[list[str], Meta(min_length=1, max_length=limits.REDRIVE_ITEMS_MAX)] | None = None
-    filter: DeadLetterFilter | None = None
-    limit: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
-    dry_run: bool = False
-    rate_per_second: (
-        Annotated[float, Meta(ge=limits.REDRIVE_RATE_PER_SECOND_MIN, le=limits.REDRIVE_RATE_PER_SECOND_MAX)] | None
-    ) = None
-    stop_after_same_reason: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
-
-
-class RedriveView(_Out):
-    """A redrive and how it fares."""
-
-    id: str
-    state: Literal["running", "completed", "stopped", "cancelled"]
-    actor: str
-    reason: str
-    selected: int
-    requeued: int
-    skipped: int
-    delivered: int
-    dead_again: int
-    outcomes: dict[str, int]
-    skipped_because: dict[str, int]
-    rate_per_second: float | None
-    stop_after_same_reason: int | None
-    stopped_because: str | None
-    created_at: dt.datetime
-    completed_at: dt.datetime | None
-
-
-class RedriveDryRun(_Out):
-    """What a redrive would take; nothing was changed."""
-
-    dry_run: bool
-    selected: int
-    would_skip: Annotated[dict[str, int], Meta(description="How many of those selected would be skipped, and why.")]
-    sample: list[DeadLetter]
-
-
-class RedrivePage(_Out):
-    """Newest first."""
-
-    items: list[RedriveView]
-    next_cursor: str | None
-
-
-class DiscardRequest(_In):
-    """Cancel dead deliveries for good: by ids, or by a filter with a limit."""
-
-    reason: Reason
-    delivery_ids: Annotated[list[str], Meta(min_length=1, max_length=limits.REDRIVE_ITEMS_MAX)] | None = None
-    filter: DeadLetterFilter | None = None
-    limit: Annotated[int, Meta(ge=1, le=limits.REDRIVE_ITEMS_MAX)] | None = None
-    dry_run: bool = False
-
-
-class DiscardView(_Out):
-    """How many were selected, and cancelled."""
-
-    dry_run: bool
-    selected: int
-    discarded: int
-
-
-class Health(_Out):
+class Health(Out):
     """The process turns."""
 
     status: Literal["ok"]
     version: str
 
 
-class Readiness(_Out):
+class Readiness(Out):
     """Whether requests can be answered. Redis counts as degraded, never as down."""
 
     status: Literal["ready", "degraded", "not_ready"]

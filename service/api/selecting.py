@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import TypeVar
 
+from service.api.dlq_schemas import DeadLetterFilter, DiscardRequest, RedriveRequest
 from service.api.problems import FieldError, ProblemError, invalid
-from service.api.schemas import DeadLetterFilter, DiscardRequest, RedriveRequest
 from service.api.times import in_utc
 from service.domain import limits
 from service.domain.delivery import DeadReason

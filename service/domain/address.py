@@ -7,18 +7,19 @@ refused. Names prove nothing: `judge` looks at the numeric address a connection 
 
 from __future__ import annotations
 
+import base64
 import re
 import unicodedata
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, Self
+from urllib.parse import unquote_to_bytes
 
-from service.domain.limits import URL_CHARS_MAX
+from service.domain.limits import HOST_CHARS_MAX, URL_CHARS_MAX
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
-HOST_CHARS_MAX: Final = 253  # RFC 1035, without the root's dot
 PORTS_DEFAULT: Final = {"http": 80, "https": 443}
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -278,3 +279,45 @@ def _not_public(address: IPAddress) -> str | None:
     if address in _NAT64:
         return _not_public(IPv4Address(int(address) & 0xFFFF_FFFF))
     return "outside the public unicast space"
+
+
+_PROXY_FORM: Final = "must read http://host:port or http://user:password@host:port"
+_NOT_IN_USERINFO = re.compile(r"[/?#@\[\]]|%(?![0-9A-Fa-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class EgressProxy:
+    """The proxy that every connection to a destination goes through, where a network requires one.
+
+    Chosen by the operator, so its own address is not judged. `authorization` is the value of
+    `Proxy-Authorization`; it stays out of `repr`.
+    """
+
+    host: str
+    port: int
+    literal: IPAddress | None
+    authorization: str | None = field(repr=False)
+
+
+def parse_proxy(text: str) -> EgressProxy | None:
+    """Read EGRESS_PROXY; none when it is empty. Raises ValueError in plain words that repeat no value."""
+    if not text:
+        return None
+    if _text_problem(text) is not None or not text.lower().startswith("http://"):
+        raise ValueError(_PROXY_FORM)
+    authority = text[len("http://") :].removesuffix("/")
+    userinfo, at, host_and_port = authority.rpartition("@")
+    endpoint = _parse_authority(host_and_port, 0)
+    if isinstance(endpoint, UrlProblem) or endpoint[1] == 0:
+        raise ValueError(_PROXY_FORM)
+    host, port, literal = endpoint
+    return EgressProxy(host, port, literal, _basic(userinfo) if at else None)
+
+
+def _basic(userinfo: str) -> str:
+    """RFC 7617, out of a URL's `user:password`, where what a URL cannot hold is escaped."""
+    user, colon, password = userinfo.partition(":")
+    if not user or not colon or ":" in password or _NOT_IN_USERINFO.search(userinfo):
+        raise ValueError("must have the user and the password as user:password, with odd characters written as %XX")
+    credentials = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
+    return "Basic " + base64.b64encode(credentials).decode("ascii")

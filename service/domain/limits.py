@@ -19,6 +19,7 @@ METADATA_VALUE_CHARS_MAX: Final = 512
 DELAY_SECONDS_MAX: Final = 366 * 86_400
 DEADLINE_SECONDS_MAX: Final = 60 * 86_400
 BATCH_DELIVERIES_MAX: Final = 1_000
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024  # of a request body that holds a batch
 PAGE_ITEMS_MAX: Final = 250
 PAGE_ITEMS_DEFAULT: Final = 50
 CURSOR_CHARS_MAX: Final = 1_024
@@ -26,6 +27,7 @@ CURSOR_CHARS_MAX: Final = 1_024
 # Destinations
 NAME_CHARS_MAX: Final = 200
 URL_CHARS_MAX: Final = 2_048
+HOST_CHARS_MAX: Final = 253  # RFC 1035, without the root's dot
 HEADERS_COUNT_MAX: Final = 32
 HEADER_NAME_CHARS_MAX: Final = 128
 HEADER_VALUE_CHARS_MAX: Final = 2_048
@@ -41,6 +43,8 @@ RESPONSE_RULES_MAX: Final = 64
 SECRETS_MAX: Final = 4  # signatures on one request during a rotation
 SECRET_BYTES_MIN: Final = 24  # Standard Webhooks: 24 to 64 bytes
 SECRET_BYTES_MAX: Final = 64
+SECRET_OVERLAP_SECONDS_DEFAULT: Final = 86_400  # a rotated secret signs on for so long
+SECRET_OVERLAP_SECONDS_MAX: Final = 30 * 86_400
 
 # Attempts
 CLAIM_YOUNG_SECONDS: Final = 5.0  # a claim older than this when the first byte is due is given up unsent
@@ -48,9 +52,19 @@ CRASHED_CLAIMS_MAX: Final = 3  # claims in a row that ended without an outcome: 
 EXCERPT_BYTES_MAX: Final = 1_024  # of a response body, kept with the attempt
 RESPONSE_BYTES_MAX: Final = 64 * 1024  # of a response body, read before the connection is closed
 RESPONSE_HEADERS_BYTES_MAX: Final = 64 * 1024
+CHUNK_LINE_BYTES_MAX: Final = 4_096  # of a response body: a chunk's size with its extensions, or one trailer
 ERROR_CHARS_MAX: Final = 300
+
+# Connections to receivers
+LOOKUPS_MAX: Final = 512  # threads in the system's resolver, those that nobody waits for any more included
+DIAL_PATIENCE_SECONDS: Final = 1.0  # for one address of a name while another waits to be tried
+TLS_SHUTDOWN_SECONDS: Final = 1.0
+PROXY_CHECK_SECONDS: Final = 5.0  # for `hookledger doctor`, which asks whether the egress proxy accepts
+KEPT_ALIVE_MAX: Final = 1_024  # idle connections of one process; the longest idle goes first
 KEPT_ALIVE_PER_DESTINATION_MAX: Final = 32
 KEPT_ALIVE_SECONDS: Final = 30.0
+KEPT_ALIVE_MARGIN_SECONDS: Final = 1.0  # leave before the receiver does: its `Keep-Alive: timeout=`
+CONNECTION_SECONDS_MAX: Final = 300.0  # after this a name is looked up and judged anew
 
 # The queue
 HINT_IDS_MAX: Final = 50  # delivery ids in one arq job

@@ -38,9 +38,10 @@ class Fault(StrEnum):
     # ours: never charged to the destination
     INTERNAL = "internal"
     SHUTDOWN = "shutdown"
+    PROXY = "proxy"  # the egress proxy made no tunnel
 
 
-OUR_FAULTS = frozenset({Fault.INTERNAL, Fault.SHUTDOWN})
+OUR_FAULTS = frozenset({Fault.INTERNAL, Fault.SHUTDOWN, Fault.PROXY})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The rule this module keeps: a name is looked up once per connection, one denied answer denies them
 all, and what is dialled is a numeric address that was judged. The name itself serves `Host`, TLS and
-the pool only. Literal addresses take the same way; they just need no lookup.
+the pool only. Literal addresses take the same way; they just need no lookup. With an egress proxy
+the judged address is what the proxy is told to connect to, and nothing else is dialled but the proxy.
 """
 
 from __future__ import annotations
@@ -12,26 +13,20 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from ipaddress import IPv4Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
 
 import certifi
 
-from service.domain.address import AllowList, DestinationUrl, IPAddress, judge
-from service.domain.limits import TIMEOUT_SECONDS_MAX
+from service.domain.address import AllowList, DestinationUrl, EgressProxy, IPAddress, judge
+from service.domain.limits import LOOKUPS_MAX, TIMEOUT_SECONDS_MAX, TLS_SHUTDOWN_SECONDS
 from service.domain.outcome import Fault, Phase
 from service.egress.connection import Connection
+from service.egress.dial import Resolve, dial
 from service.egress.faults import WireError, connect_error, lookup_error, tls_error
-
-LOOKUPS_MAX: Final = 512  # threads in the system's resolver, those that nobody waits for any more included
-DIAL_PATIENCE_SECONDS: Final = 1.0  # for one address of a name while another waits to be tried
-_TLS_SHUTDOWN_SECONDS: Final = 1.0
-
-Resolve = Callable[[str, int], Awaitable[list[IPAddress]]]
+from service.egress.tunnel import Tunnels, proxy_error
 
 
 class Stage(Enum):
@@ -39,6 +34,7 @@ class Stage(Enum):
 
     LOOKUP = auto()
     CONNECT = auto()
+    TUNNEL = auto()
     HANDSHAKE = auto()
 
 
@@ -55,6 +51,8 @@ class Progress:
                 return WireError(Phase.NOT_SENT, Fault.DNS, "the name did not resolve in time")
             case Stage.CONNECT:
                 return WireError(Phase.NOT_SENT, Fault.CONNECT_TIMEOUT, "the connection was not accepted in time")
+            case Stage.TUNNEL:
+                return proxy_error("did not come through in time")
             case Stage.HANDSHAKE:
                 return WireError(Phase.NOT_SENT, Fault.TLS, "the TLS handshake did not finish in time")
 
@@ -82,16 +80,23 @@ def tls_context() -> ssl.SSLContext:
 class Guard:
     """Makes connections to judged addresses."""
 
-    def __init__(self, allow: AllowList, tls: ssl.SSLContext, resolve: Resolve) -> None:
+    def __init__(
+        self, allow: AllowList, tls: ssl.SSLContext, resolve: Resolve, proxy: EgressProxy | None = None
+    ) -> None:
         self._allow = allow
         self._tls = tls
         self._resolve = resolve
+        self._tunnels = None if proxy is None else Tunnels(proxy, resolve)
 
     async def connect(self, url: DestinationUrl, progress: Progress) -> Connection:
         """Open a connection, TLS included, or raise WireError (always NOT_SENT)."""
         addresses = await self._judged(url)
-        progress.stage = Stage.CONNECT
-        sock = await _dial(addresses, url.port)
+        if self._tunnels is None:
+            progress.stage = Stage.CONNECT
+            sock = await dial(addresses, url.port)
+        else:
+            progress.stage = Stage.TUNNEL
+            sock = await self._tunnels.open(addresses, url.port)
         progress.stage = Stage.HANDSHAKE
         loop = asyncio.get_running_loop()
         try:
@@ -102,7 +107,7 @@ class Guard:
                     ssl=self._tls,
                     server_hostname=url.host,
                     ssl_handshake_timeout=TIMEOUT_SECONDS_MAX,
-                    ssl_shutdown_timeout=_TLS_SHUTDOWN_SECONDS,
+                    ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
                 )
             else:
                 _, connection = await loop.create_connection(lambda: Connection(loop), sock=sock)
@@ -127,32 +132,6 @@ class Guard:
             if denied is not None:
                 raise WireError(Phase.NOT_SENT, Fault.BLOCKED, f"{denied}; nothing was connected to")
         return addresses
-
-
-async def _dial(addresses: list[IPAddress], port: int) -> socket.socket:
-    """Connect to the first address that accepts, in the resolver's order. Raises WireError."""
-    loop = asyncio.get_running_loop()
-    failure: WireError | None = None
-    for left, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
-        try:
-            async with asyncio.timeout(DIAL_PATIENCE_SECONDS if left else None):
-                return await _dial_one(loop, address, port)
-        except OSError as error:  # TimeoutError is one
-            failure = connect_error(error)
-    assert failure is not None, "there is at least one address"
-    raise failure
-
-
-async def _dial_one(loop: asyncio.AbstractEventLoop, address: IPAddress, port: int) -> socket.socket:
-    family = socket.AF_INET if isinstance(address, IPv4Address) else socket.AF_INET6
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, (str(address), port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 class SystemResolver:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Final
 
-from service.domain.limits import KEPT_ALIVE_PER_DESTINATION_MAX, KEPT_ALIVE_SECONDS
+from service.domain.limits import (
+    CONNECTION_SECONDS_MAX,
+    KEPT_ALIVE_MARGIN_SECONDS,
+    KEPT_ALIVE_MAX,
+    KEPT_ALIVE_PER_DESTINATION_MAX,
+    KEPT_ALIVE_SECONDS,
+)
 from service.egress.connection import Connection
-
-KEPT_ALIVE_MAX: Final = 1_024  # idle connections of one process; the longest idle goes first
-CONNECTION_SECONDS_MAX: Final = 300.0  # after this a name is looked up and judged anew
-_RECEIVER_MARGIN_SECONDS: Final = 1.0  # leave before the receiver does: its `Keep-Alive: timeout=`
 
 PoolKey = tuple[str, str, str, int]  # the caller's key, scheme, host and port
 
@@ -52,7 +53,7 @@ class Pool:
             return
         patience = KEPT_ALIVE_SECONDS
         if reader.idle_seconds_max is not None:
-            patience = min(patience, reader.idle_seconds_max - _RECEIVER_MARGIN_SECONDS)
+            patience = min(patience, reader.idle_seconds_max - KEPT_ALIVE_MARGIN_SECONDS)
         connection.rest()
         connection.idle_until = now + patience
         idle = self._idle.setdefault(key, [])

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from service.domain.limits import EXCERPT_BYTES_MAX, RESPONSE_BYTES_MAX, RESPONSE_HEADERS_BYTES_MAX
-
-CHUNK_LINE_BYTES_MAX: Final = 4_096  # a chunk's size with its extensions, or one trailer
+from service.domain.limits import (
+    CHUNK_LINE_BYTES_MAX,
+    EXCERPT_BYTES_MAX,
+    RESPONSE_BYTES_MAX,
+    RESPONSE_HEADERS_BYTES_MAX,
+)
 
 _VERSION = b"HTTP/1."
 _HEAD_END = re.compile(rb"\n\r?\n")

@@ -12,22 +12,30 @@ import ssl
 
 import httpx
 
-from service.domain.address import AllowList, UrlProblem, parse_url
+from service.domain.address import AllowList, EgressProxy, UrlProblem, parse_url
 from service.domain.headers import wire_problem
 from service.domain.limits import ERROR_CHARS_MAX
 from service.domain.outcome import Exchange, Fault, Phase
+from service.egress.dial import Resolve
 from service.egress.faults import WireError
-from service.egress.guard import Guard, Resolve, SystemResolver, tls_context
+from service.egress.guard import Guard, SystemResolver, tls_context
 from service.egress.transport import NOTE, ROUTE, Route, WireTransport
 from service.ports import OutboundRequest
 
 
 class HttpSender:
-    """Sends over HTTP/1.1, to public addresses and those of the allow-list."""
+    """Sends over HTTP/1.1, to public addresses and those of the allow-list, directly or through a proxy."""
 
-    def __init__(self, allow: AllowList, *, tls: ssl.SSLContext | None = None, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self,
+        allow: AllowList,
+        *,
+        proxy: EgressProxy | None = None,
+        tls: ssl.SSLContext | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
         """`tls` and `resolve` replace the system's certificates and resolver."""
-        guard = Guard(allow, tls if tls is not None else tls_context(), resolve or SystemResolver())
+        guard = Guard(allow, tls if tls is not None else tls_context(), resolve or SystemResolver(), proxy)
         self._transport = WireTransport(guard)
 
     async def send(self, request: OutboundRequest) -> Exchange:

@@ -32,10 +32,11 @@ from service.ledger.session import Ledger, rows
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """An encrypted signing secret and what it was encrypted for."""
+    """An encrypted signing secret. With a public key it is the seed of a `v1a` pair, else a `v1` secret."""
 
     id: uuid.UUID
     ciphertext: bytes
+    public_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,14 @@ WITH chosen AS (
 )
 SELECT c.*, p.event_id, p.event_type, p.content_type, p.headers, p.body,
     t.url, t.headers AS destination_headers, t.timeout_seconds, t.schedule_seconds, t.base_seconds, t.cap_seconds,
-    t.on_ambiguous, t.response_rules, s.secret_ids, s.ciphertexts
+    t.on_ambiguous, t.response_rules, s.secret_ids, s.ciphertexts, s.public_keys
 FROM claimed c
 JOIN payloads p ON p.delivery_id = c.id AND p.delivery_id = ANY(CAST(:ids AS uuid[]))
 JOIN destinations t ON t.id = c.destination_id
 LEFT JOIN LATERAL (
-    SELECT array_agg(s.id ORDER BY s.created_at DESC) AS secret_ids,
-        array_agg(s.ciphertext ORDER BY s.created_at DESC) AS ciphertexts
+    SELECT array_agg(s.id ORDER BY s.created_at DESC, s.id DESC) AS secret_ids,
+        array_agg(s.ciphertext ORDER BY s.created_at DESC, s.id DESC) AS ciphertexts,
+        array_agg(s.public_key ORDER BY s.created_at DESC, s.id DESC) AS public_keys
     FROM destination_secrets s
     WHERE s.destination_id = t.id AND (s.expires_at IS NULL OR s.expires_at > now())
 ) s ON true
@@ -156,7 +158,7 @@ def _claim(row: sa.RowMapping, lease_margin_seconds: float) -> Claim:
         timeout_seconds=row["timeout_seconds"],
         policy=policy_of(row),
         response_rules=row["response_rules"],
-        secrets=tuple(map(Secret, row["secret_ids"] or (), row["ciphertexts"] or ())),
+        secrets=tuple(map(Secret, row["secret_ids"] or (), row["ciphertexts"] or (), row["public_keys"] or ())),
     )
 
 

@@ -10,11 +10,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from service.domain import limits
 from service.domain.delivery import OnAmbiguous
 from service.domain.retry import RetryPolicy
 from service.ledger import audit
 from service.ledger.session import Ledger, rows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSecret:
+    """What may be told of a signing secret in force. `public_key` is that of a `v1a` pair."""
+
+    public_key: str | None
+    created_at: dt.datetime
+    expires_at: dt.datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class StoredDestination:
     response_rules: Mapping[str, str]
     created_at: dt.datetime
     updated_at: dt.datetime
+    secrets: tuple[StoredSecret, ...]  # newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,14 @@ class NewSecret:
 
     id: uuid.UUID
     ciphertext: bytes
+    public_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TooManySecrets:
+    """As many secrets are in force as may be; the first of them ends then."""
+
+    ends_at: dt.datetime
 
 
 def policy_of(row: Mapping[str, Any] | sa.RowMapping) -> RetryPolicy:
@@ -61,21 +81,34 @@ def policy_of(row: Mapping[str, Any] | sa.RowMapping) -> RetryPolicy:
     )
 
 
-_COLUMNS = """id, tenant, name, url, owner, state, disabled_reason, ad_hoc, headers, timeout_seconds, attempts_max,
-    deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules, created_at,
-    updated_at"""
+# Of the secrets in force, what may be told: the ciphertext is read by the claim alone.
+_SECRETS = """(
+    SELECT coalesce(
+        jsonb_agg(
+            jsonb_build_object('public_key', s.public_key, 'created_at', s.created_at, 'expires_at', s.expires_at)
+            ORDER BY s.created_at DESC, s.id DESC
+        ), '[]')
+    FROM destination_secrets s
+    WHERE s.destination_id = destinations.id AND (s.expires_at IS NULL OR s.expires_at > now())
+) AS secrets"""
 
-_INSERT = sa.text(f"""
+_COLUMNS = f"""id, tenant, name, url, owner, state, disabled_reason, ad_hoc, headers, timeout_seconds, attempts_max,
+    deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules, created_at,
+    updated_at, {_SECRETS}"""
+
+_INSERT = sa.text("""
 INSERT INTO destinations (id, tenant, name, url, owner, ad_hoc, headers, timeout_seconds, attempts_max,
     deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules)
 VALUES (:id, :tenant, :name, :url, :owner, :ad_hoc, CAST(:headers AS jsonb), :timeout_seconds, :attempts_max,
     :deadline_seconds, CAST(:schedule_seconds AS float8[]), :base_seconds, :cap_seconds, :on_ambiguous,
     CAST(:response_rules AS jsonb))
 ON CONFLICT (tenant, url) WHERE ad_hoc DO NOTHING
-RETURNING {_COLUMNS}
+RETURNING id
 """)
+# Not `now()`, when the transaction began: of two rotations, the one that waited for the other is the newer.
 _INSERT_SECRET = sa.text("""
-INSERT INTO destination_secrets (id, destination_id, ciphertext) VALUES (:id, :destination_id, :ciphertext)
+INSERT INTO destination_secrets (id, destination_id, ciphertext, public_key, created_at)
+VALUES (:id, :destination_id, :ciphertext, :public_key, clock_timestamp())
 """)
 _FIND = sa.text(f"SELECT {_COLUMNS} FROM destinations WHERE id = :id AND tenant = :tenant")
 _FIND_AD_HOC = sa.text(f"SELECT {_COLUMNS} FROM destinations WHERE tenant = :tenant AND url = :url AND ad_hoc")
@@ -94,33 +127,48 @@ async def create(
         made = await rows(connection, _INSERT, _as_columns(values))
         if not made:
             return None
-        await connection.execute(
-            _INSERT_SECRET,
-            {"id": secret.id, "destination_id": made[0]["id"], "ciphertext": secret.ciphertext},
-        )
+        await _insert_secret(connection, made[0]["id"], secret)
         await audit.record(connection, deed)
-    return StoredDestination(**made[0])
+        written = await rows(connection, _FIND, {"id": made[0]["id"], "tenant": deed.tenant})
+    return _stored(written[0])
+
+
+async def _insert_secret(connection: AsyncConnection, destination_id: uuid.UUID, secret: NewSecret) -> None:
+    values = {"id": secret.id, "ciphertext": secret.ciphertext, "public_key": secret.public_key}
+    await connection.execute(_INSERT_SECRET, {**values, "destination_id": destination_id})
+
+
+def _stored(row: sa.RowMapping) -> StoredDestination:
+    secrets = tuple(
+        StoredSecret(
+            public_key=secret["public_key"],
+            created_at=dt.datetime.fromisoformat(secret["created_at"]),
+            expires_at=dt.datetime.fromisoformat(secret["expires_at"]) if secret["expires_at"] else None,
+        )
+        for secret in row["secrets"]
+    )
+    return StoredDestination(**{**row, "secrets": secrets})
 
 
 async def find(ledger: Ledger, tenant: str, destination_id: uuid.UUID) -> StoredDestination | None:
     """Read one destination of the tenant."""
     async with ledger.statement() as connection:
         found = await rows(connection, _FIND, {"id": destination_id, "tenant": tenant})
-    return StoredDestination(**found[0]) if found else None
+    return _stored(found[0]) if found else None
 
 
 async def find_ad_hoc(ledger: Ledger, tenant: str, url: str) -> StoredDestination | None:
     """Read the destination that a bare URL stands for. Index: `uq_destinations_ad_hoc`."""
     async with ledger.statement() as connection:
         found = await rows(connection, _FIND_AD_HOC, {"tenant": tenant, "url": url})
-    return StoredDestination(**found[0]) if found else None
+    return _stored(found[0]) if found else None
 
 
 async def list_page(ledger: Ledger, tenant: str, *, before: uuid.UUID | None, limit: int) -> list[StoredDestination]:
     """Read one page, newest first. Index: `ix_destinations_tenant_id`."""
     async with ledger.statement() as connection:
         found = await rows(connection, _LIST, {"tenant": tenant, "before": before, "limit": limit})
-    return [StoredDestination(**row) for row in found]
+    return [_stored(row) for row in found]
 
 
 _JSON_COLUMNS: Final = frozenset({"headers", "response_rules"})
@@ -146,7 +194,7 @@ async def change(
         changed = await rows(connection, statement, {**_as_columns(changes), "id": destination_id, "tenant": tenant})
         if changed:
             await audit.record(connection, deed)
-    return StoredDestination(**changed[0]) if changed else None
+    return _stored(changed[0]) if changed else None
 
 
 _CASTS: Final = {
@@ -204,7 +252,7 @@ async def _move(
         moved = await rows(connection, statement, {"id": destination_id, "tenant": deed.tenant})
         if moved:
             await audit.record(connection, deed)
-    return StoredDestination(**moved[0]) if moved else None
+    return _stored(moved[0]) if moved else None
 
 
 async def disable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -> bool:
@@ -215,3 +263,46 @@ async def disable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -
         if moved:
             await audit.record(connection, deed)
     return moved
+
+
+# The lock is taken by a statement of its own: what a statement reads beside the row that it waited for
+# is as it was before the wait.
+_LOCK = sa.text("SELECT id FROM destinations WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE")
+_IN_FORCE = sa.text("""
+SELECT count(*) AS count, min(expires_at) AS ends_at FROM destination_secrets
+WHERE destination_id = :id AND (expires_at IS NULL OR expires_at > now())
+""")
+_FORGET = sa.text("""
+DELETE FROM destination_secrets
+WHERE destination_id = :id AND (CAST(:overlap_seconds AS float8) = 0 OR expires_at <= now())
+""")
+_OVERLAP = sa.text("""
+UPDATE destination_secrets
+SET expires_at = LEAST(expires_at, clock_timestamp() + make_interval(secs => CAST(:overlap_seconds AS float8)))
+WHERE destination_id = :id
+""")
+_TOUCH = sa.text(f"UPDATE destinations SET updated_at = now() WHERE id = :id AND tenant = :tenant RETURNING {_COLUMNS}")
+
+
+async def rotate(
+    ledger: Ledger, destination_id: uuid.UUID, secret: NewSecret, overlap_seconds: float, *, deed: audit.Deed
+) -> StoredDestination | TooManySecrets | None:
+    """Put a secret in front; those before it sign along for the overlap at most, or are deleted where it is 0.
+
+    Secrets that have ended are deleted as well: each rotation clears what the ones before it left. None
+    when the tenant has no such destination. Guard: the destination's row lock, so that two rotations
+    follow each other. Index: `ix_destination_secrets_destination_id`.
+    """
+    values = {"id": destination_id, "tenant": deed.tenant, "overlap_seconds": overlap_seconds}
+    async with ledger.transaction() as connection:
+        if not await rows(connection, _LOCK, values):
+            return None
+        [in_force] = await rows(connection, _IN_FORCE, values)
+        if overlap_seconds > 0 and in_force["count"] >= limits.SECRETS_MAX:
+            return TooManySecrets(in_force["ends_at"])
+        await connection.execute(_FORGET, values)
+        await connection.execute(_OVERLAP, values)
+        await _insert_secret(connection, destination_id, secret)
+        await audit.record(connection, deed)
+        rotated = await rows(connection, _TOUCH, values)
+    return _stored(rotated[0])

@@ -85,7 +85,10 @@ class Destination(SQLModel, table=True):
 
 
 class DestinationSecret(SQLModel, table=True):
-    """A signing secret, encrypted. Several overlap during a rotation, until `expires_at`."""
+    """A signing secret, encrypted. Several overlap during a rotation, until `expires_at`.
+
+    `public_key` tells the kinds apart: with it the row holds the seed of a `v1a` pair, else a `v1` secret.
+    """
 
     __tablename__ = "destination_secrets"
     __table_args__ = (
@@ -98,6 +101,7 @@ class DestinationSecret(SQLModel, table=True):
     ciphertext: bytes = Field(sa_column=sa.Column(sa.LargeBinary, nullable=False))
     created_at: dt.datetime = Field(sa_column=sa.Column(_AT, nullable=False, server_default=NOW))
     expires_at: dt.datetime | None = Field(sa_column=sa.Column(_AT))
+    public_key: str | None = Field(sa_column=sa.Column(sa.Text))
 
 
 class DeliveryIdentity(SQLModel, table=True):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from service import ed25519
 from service.domain import signing
 from service.errors import StartError
 from service.listen import answers, wire
@@ -245,11 +246,17 @@ def _script(answer: str) -> answers.Script:
     return script
 
 
-def _key(secret: str) -> bytes:
+def _key(secret: str) -> bytes | signing.Ed25519Verify:
     key = signing.parse_secret(secret)
-    if key is None:  # the sentence does not repeat it: it may be a secret with a typing error
-        raise StartError("--secret takes `whsec_` and the base64 of 24 to 64 bytes, as a destination's creation shows.")
-    return key
+    if key is not None:
+        return key
+    public = signing.parse_public_key(secret)
+    if public is None:  # the sentence does not repeat it: it may be a secret with a typing error
+        raise StartError(
+            "--secret takes `whsec_` and the base64 of 24 to 64 bytes, as a destination's creation or rotation shows,"
+            " or the `whpk_…` of a destination that signs with v1a."
+        )
+    return ed25519.verifier(public)
 
 
 def _authority(host: str, port: int) -> str:

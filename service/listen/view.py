@@ -44,7 +44,8 @@ class View:
         self._print(
             Text(
                 "Signatures are not checked: no --secret. The server makes the secret and shows it once, in the\n"
-                "answer to POST /destinations. Then: --secret whsec_...",
+                "answer to POST /destinations, or to POST /destinations/{id}/rotate-secret for another one.\n"
+                "Then: --secret whsec_...",
                 style="yellow",
             )
         )
@@ -110,14 +111,14 @@ def pretty(body: bytes) -> str:
 def _indented(document: str) -> str:
     """JSON over several lines, each token as it was sent: to a signature, 12.50 is not 12.5."""
     text, depth, opened = "", 0, False
-    for token in _TOKEN.findall(document):
-        if token in "}]":
+    for piece in _TOKEN.findall(document):
+        if piece in "}]":
             depth -= 1
-            text += token if opened else f"\n{'  ' * depth}{token}"
+            text += piece if opened else f"\n{'  ' * depth}{piece}"
         else:
             text += f"\n{'  ' * depth}" if opened else ""
-            text += {",": f",\n{'  ' * depth}", ":": ": "}.get(token, token)
-        opened = token in "{["
+            text += {",": f",\n{'  ' * depth}", ":": ": "}.get(piece, piece)
+        opened = piece in "{["
         depth += opened
         if len(text) > BODY_SHOWN_CHARS_MAX:  # of great depth, a small document is a thousand times its size
             break

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import datetime as dt
 from typing import Any
 
 import httpx
 import pytest
 
-from service.domain import signing
+from service import ed25519
+from service.domain import limits, signing
 from service.ledger.session import Ledger
-from tests.api.conftest import is_problem
+from tests.api.conftest import is_problem, make_key
 from tests.world import World
 
 
@@ -162,3 +165,164 @@ async def test_a_schedule_can_be_taken_back(api: httpx.AsyncClient, destination_
     assert (changed["retry"]["schedule_seconds"], changed["retry"]["max_attempts"]) == ([1, 2], 5)
     changed = (await api.patch(path, json={"retry": {"schedule_seconds": None}})).json()
     assert changed["retry"]["schedule_seconds"] is None
+
+
+# Secrets
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+SEED = bytes(range(32))
+PRIVATE_KEY = "whsk_" + base64.b64encode(SEED + ed25519.public_key(SEED)).decode()
+PUBLIC_KEY = signing.format_public_key(ed25519.public_key(SEED))
+
+
+async def test_a_rotation_tells_the_new_secret_once_and_when_the_old_one_ends(api: httpx.AsyncClient) -> None:
+    made = await api.post("/destinations", json={"url": "http://127.0.0.1:9/"})
+    path = made.headers["location"]
+    rotated = await api.post(f"{path}/rotate-secret", json={"overlap_seconds": 60})
+    assert rotated.status_code == 200, rotated.text
+    view = rotated.json()
+    secret = view.pop("secret")
+    assert signing.parse_secret(secret) is not None
+    assert secret != made.json()["secret"]
+    assert [rotated.headers["cache-control"], made.headers["cache-control"]] == ["no-store"] * 2
+    assert [(one["signature"], one["public_key"]) for one in view["secrets"]] == [("v1", None)] * 2
+    new, old = view["secrets"]
+    assert new["expires_at"] is None
+    overlap = dt.datetime.fromisoformat(old["expires_at"]) - dt.datetime.fromisoformat(new["created_at"])
+    assert abs(overlap.total_seconds() - 60) < 1
+    read = await api.get(path)
+    assert read.json() == view
+    assert secret not in read.text + (await api.get("/destinations")).text
+    assert made.json()["updated_at"] < view["updated_at"]
+
+
+@pytest.mark.parametrize("request_body", [{}, {"json": {}}], ids=["no body", "an empty object"])
+async def test_a_rotation_overlaps_for_a_day_unless_told_otherwise(
+    api: httpx.AsyncClient, destination_id: str, request_body: dict[str, Any]
+) -> None:
+    rotated = await api.post(f"/destinations/{destination_id}/rotate-secret", **request_body)
+    assert rotated.status_code == 200, rotated.text
+    new, old = rotated.json()["secrets"]
+    overlap = dt.datetime.fromisoformat(old["expires_at"]) - dt.datetime.fromisoformat(new["created_at"])
+    assert abs(overlap.total_seconds() - 86_400) < 1
+
+
+async def test_an_overlap_of_zero_leaves_the_new_secret_alone(api: httpx.AsyncClient, destination_id: str) -> None:
+    rotated = await api.post(f"/destinations/{destination_id}/rotate-secret", json={"overlap_seconds": 0})
+    assert [one["expires_at"] for one in rotated.json()["secrets"]] == [None]
+
+
+async def test_a_pair_shows_its_public_key_in_every_read_and_its_private_half_in_none(api: httpx.AsyncClient) -> None:
+    made = await api.post("/destinations", json={"url": "http://127.0.0.1:9/", "signature": "v1a"})
+    assert made.status_code == 201, made.text
+    assert made.json()["secret"] is None
+    path = made.headers["location"]
+    [one] = (await api.get(path)).json()["secrets"]
+    assert one["signature"] == "v1a"
+    assert signing.parse_public_key(one["public_key"]) is not None
+    again = (await api.post(f"{path}/rotate-secret", json={})).json()
+    assert again["secret"] is None
+    assert [other["signature"] for other in again["secrets"]] == ["v1a", "v1a"]
+    assert again["secrets"][0]["public_key"] != again["secrets"][1]["public_key"] == one["public_key"]
+    [listed] = (await api.get("/destinations")).json()["items"]
+    assert listed["secrets"] == again["secrets"]
+    back = (await api.post(f"{path}/rotate-secret", json={"signature": "v1", "overlap_seconds": 0})).json()
+    assert signing.parse_secret(back["secret"]) is not None
+
+
+async def test_a_secret_or_a_pair_may_be_brought_along(api: httpx.AsyncClient) -> None:
+    made = await api.post("/destinations", json={"url": "http://127.0.0.1:9/", "secret": PRIVATE_KEY})
+    assert made.status_code == 201, made.text
+    assert (made.json()["secret"], made.json()["secrets"][0]["public_key"]) == (None, PUBLIC_KEY)
+    assert PRIVATE_KEY[5:] not in made.text
+    rotate = f"{made.headers['location']}/rotate-secret"
+    rotated = await api.post(rotate, json={"secret": SECRET, "signature": "v1"})
+    assert (rotated.json()["secret"], rotated.json()["secrets"][1]["public_key"]) == (SECRET, PUBLIC_KEY)
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"secret": "whsec_" + "A" * 28}, "/secret"),
+        ({"secret": SECRET + "="}, "/secret"),
+        ({"secret": PUBLIC_KEY}, "/secret"),
+        ({"secret": "whsk_" + base64.b64encode(SEED).decode()}, "/secret"),
+        ({"secret": "whsk_" + base64.b64encode(SEED + bytes(32)).decode()}, "/secret"),
+        ({"secret": "x" * 129}, "/secret"),
+        ({"secret": SECRET, "signature": "v1a"}, "/signature"),
+        ({"secret": PRIVATE_KEY, "signature": "v1"}, "/signature"),
+        ({"signature": "v2"}, "/signature"),
+        ({"overlap_seconds": -1}, "/overlap_seconds"),
+        ({"overlap_seconds": limits.SECRET_OVERLAP_SECONDS_MAX + 1}, "/overlap_seconds"),
+        ({"overlap_seconds": 1.5}, "/overlap_seconds"),
+    ],
+)
+async def test_a_bad_secret_is_refused_where_it_stands_and_never_repeated(
+    api: httpx.AsyncClient, destination_id: str, body: dict[str, Any], pointer: str
+) -> None:
+    path = f"/destinations/{destination_id}"
+    before = (await api.get(path)).json()
+    responses = [await api.post(f"{path}/rotate-secret", json=body)]
+    if "overlap_seconds" not in body:
+        responses.append(await api.post("/destinations", json={"url": "http://127.0.0.1:9/", **body}))
+    for response in responses:
+        refused = is_problem(response, 422, "validation")
+        assert refused["errors"][0]["pointer"] == pointer
+        assert body.get("secret", "no secret") not in response.text
+    assert (await api.get(path)).json() == before
+
+
+async def test_a_rotation_beyond_the_bound_is_refused_and_says_what_helps(
+    api: httpx.AsyncClient, destination_id: str
+) -> None:
+    rotate = f"/destinations/{destination_id}/rotate-secret"
+    for _ in range(limits.SECRETS_MAX - 1):
+        assert (await api.post(rotate, json={})).status_code == 200
+    refused = is_problem(await api.post(rotate, json={}), 409, "state-conflict")
+    assert "4 secrets are in force" in refused["detail"]
+    assert "overlap_seconds 0" in refused["detail"]
+    assert len((await api.post(rotate, json={"overlap_seconds": 0})).json()["secrets"]) == 1
+
+
+async def test_a_destination_of_another_tenant_or_none_is_not_rotated(
+    api: httpx.AsyncClient, destination_id: str, ledger: Ledger
+) -> None:
+    known = f"/destinations/{destination_id}/rotate-secret"
+    unknown = "/destinations/dst_01jdyv1xv1e0ga2m6whmq3q9yd/rotate-secret"
+    other = {"authorization": f"Bearer {await make_key(ledger, 'other')}"}
+    for response in (await api.post(known, json={}, headers=other), await api.post(unknown, json={})):
+        is_problem(response, 404, "not-found")
+    assert len((await api.get(f"/destinations/{destination_id}")).json()["secrets"]) == 1
+
+
+async def test_a_rotation_is_on_the_record_without_the_secret(
+    api: httpx.AsyncClient, destination_id: str, ledger: Ledger
+) -> None:
+    rotate = f"/destinations/{destination_id}/rotate-secret"
+    await api.post(rotate, json={"secret": SECRET, "overlap_seconds": 60})
+    await api.post(rotate, json={"secret": PRIVATE_KEY})
+    records = await World(ledger).fetch("SELECT actor, action, subject, detail FROM audit_log ORDER BY id OFFSET 1")
+    assert [record["action"] for record in records] == ["destination.rotate_secret"] * 2
+    assert all(record["actor"].startswith("key_") and record["subject"] == destination_id for record in records)
+    assert [record["detail"] for record in records] == [
+        {"signature": "v1", "public_key": None, "overlap_seconds": 60},
+        {"signature": "v1a", "public_key": PUBLIC_KEY, "overlap_seconds": 86_400},
+    ]
+
+
+async def test_a_destination_is_rotated_whatever_its_state(
+    api: httpx.AsyncClient, destination_id: str, ledger: Ledger
+) -> None:
+    path = f"/destinations/{destination_id}"
+    await api.post(f"{path}/pause")
+    assert (await api.post(f"{path}/rotate-secret")).json()["state"] == "paused"
+    await World(ledger).execute("UPDATE destinations SET state = 'disabled', disabled_reason = 'x'")
+    assert (await api.post(f"{path}/rotate-secret")).json()["state"] == "disabled"
+
+
+async def test_a_bare_urls_secret_is_learnt_by_rotating_it(api: httpx.AsyncClient) -> None:
+    accepted = await api.post(
+        "/deliveries", json={"url": "http://127.0.0.1:9/x", "payload": 1}, headers={"idempotency-key": "k"}
+    )
+    rotated = await api.post(f"/destinations/{accepted.json()['destination_id']}/rotate-secret")
+    assert signing.parse_secret(rotated.json()["secret"]) is not None

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from service.api.app import openapi_document
+from service.api.dlq_schemas import RedriveRequest
 from service.api.problems import Problem
-from service.api.schemas import DeliveryRequest, DestinationPatch, DestinationRequest, RedriveRequest, ResolveRequest
+from service.api.schemas import DeliveryRequest, DestinationPatch, DestinationRequest, ResolveRequest
 from service.domain import limits
 from service.domain.delivery import DeadReason
 from service.domain.outcome import Outcome

@@ -59,6 +59,13 @@ def test_a_keyring_that_cannot_be_read_is_not_shown() -> None:
     assert "very-secret" not in done.stderr
 
 
+def test_a_proxy_that_cannot_be_read_is_one_sentence_without_its_password() -> None:
+    done = hookledger("worker", **GOOD | {"EGRESS_PROXY": "https://user:very-secret@proxy:3128"})
+
+    assert done.returncode == 2
+    assert done.stderr == "EGRESS_PROXY must read http://host:port or http://user:password@host:port.\n"
+
+
 def test_good_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)

@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
+from service import ed25519
+from service.domain import signing
 from service.domain.signing import Verdict
 from service.listen import Listener, receiver, wire
 from service.listen.answers import Misbehaviour, Respond
-from tests.listening import SECRET, connected, listening, post, signed
+from tests.listening import KEY, SECRET, connected, listening, post, signed
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -191,6 +193,29 @@ async def test_a_signature_gets_its_verdict(request_bytes: Callable[[], bytes], 
     async with listening(secret=SECRET) as listener, connected(listener) as sender:
         assert listener.checks_signatures
         assert await sender.status(request_bytes()) == 200
+        assert listener.received[0].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("seed", "body", "verdict"),
+    [
+        (b"s" * 32, b"{}", Verdict.VALID),
+        (b"t" * 32, b"{}", Verdict.MISMATCH),
+        (b"s" * 32, b"[]", Verdict.MISMATCH),
+        (None, b"{}", Verdict.SIGNATURE_MISSING),
+    ],
+)
+async def test_a_public_key_checks_v1a_signatures(seed: bytes | None, body: bytes, verdict: Verdict) -> None:
+    now = int(time.time())
+    key = KEY if seed is None else ed25519.signer(seed)
+    lines = (
+        "webhook-id: dlv_1",
+        f"webhook-timestamp: {now}",
+        f"webhook-signature: {signing.sign('dlv_1', now, b'{}', [key])}",
+    )
+    public_key = signing.format_public_key(ed25519.public_key(b"s" * 32))
+    async with listening(secret=public_key) as listener, connected(listener) as sender:
+        assert await sender.status(post(body, *lines)) == 200
         assert listener.received[0].verdict is verdict
 
 

@@ -59,7 +59,7 @@ def test_a_malformed_answer_is_one_sentence_that_lists_the_forms(answer: str) ->
 
 
 def test_a_malformed_secret_is_one_sentence_that_does_not_repeat_it() -> None:
-    with pytest.raises(StartError, match=r"^--secret takes `whsec_`") as caught:
+    with pytest.raises(StartError, match=r"^--secret takes `whsec_`.* or the `whpk_") as caught:
         Listener(0, secret="whsec_almost")
     assert "almost" not in str(caught.value)
 
@@ -201,7 +201,8 @@ def test_the_heading_says_where_what_and_how_to_get_a_secret() -> None:
     screen.view.heading("http://127.0.0.1:9000", Listener(0, answer="503,200").script, checks=False)
     assert "Listening on http://127.0.0.1:9000" in screen.text
     assert "Answers: 503, then 200 from then on" in screen.text
-    assert "POST /destinations" in screen.text
+    assert "POST /destinations," in screen.text
+    assert "POST /destinations/{id}/rotate-secret" in screen.text
 
 
 def test_the_heading_says_that_signatures_are_checked() -> None:

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from service.domain.address import AllowList, DestinationUrl, UrlProblem, judge, judge_url, parse_url
+from service.domain.address import AllowList, DestinationUrl, UrlProblem, judge, judge_url, parse_proxy, parse_url
 
 ACCEPTED = {
     # text: host, port, target, Host
@@ -257,3 +257,44 @@ def test_intake_refuses_what_shows_without_a_lookup(text: str, allow: str, refus
     url = parse_url(text)
     assert isinstance(url, DestinationUrl)
     assert (judge_url(url, AllowList.parse(allow)) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "authorization"),
+    [
+        ("http://proxy.internal:3128", "proxy.internal", 3128, None),
+        ("HTTP://10.0.0.5:8080/", "10.0.0.5", 8080, None),
+        ("http://[fd00::5]:3128", "fd00::5", 3128, None),
+        ("http://localhost:3128", "localhost", 3128, None),
+        # RFC 7617, 2: Aladdin and his password; and its test in UTF-8.
+        ("http://Aladdin:open%20sesame@proxy:3128", "proxy", 3128, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="),
+        ("http://test:123%C2%A3@proxy:3128", "proxy", 3128, "Basic dGVzdDoxMjPCow=="),
+        ("http://user:@proxy:3128", "proxy", 3128, "Basic dXNlcjo="),
+        ("http://u:p%40s%3As@proxy:3128", "proxy", 3128, "Basic dTpwQHM6cw=="),
+    ],
+)
+def test_a_proxy_is_read_into_its_parts(text: str, host: str, port: int, authorization: str | None) -> None:
+    proxy = parse_proxy(text)
+    assert proxy is not None
+    assert (proxy.host, proxy.port, proxy.authorization) == (host, port, authorization)
+    assert authorization is None or authorization not in repr(proxy)
+
+
+def test_no_proxy_is_none() -> None:
+    assert parse_proxy("") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("proxy:3128", "http://proxy", "http://proxy:0", "http://proxy:99999", "https://proxy:3128", "socks5://p:1"),
+        *("http://proxy:3128/path", "http://proxy:3128?a", "http://proxy:3128#a", " http://proxy:3128", "http://:3128"),
+        *("http://very-secret@proxy:3128", "http://:very-secret@proxy:3128", "http://u:very-secret%@proxy:3128"),
+        *("http://u:very-secret@x@proxy:3128", "http://u:very:secret@proxy:3128", "http://é:very-secret@proxy:3128"),
+        *("http://u:very-secret/@proxy:3128", "http://u:p@proxy/:3128", "http://2130706433:3128", "http://pro xy:1"),
+    ],
+)
+def test_a_proxy_that_cannot_be_read_says_so_in_plain_words_without_its_password(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^must ") as caught:
+        parse_proxy(text)
+    assert "secret" not in str(caught.value)

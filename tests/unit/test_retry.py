@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import random
+from collections import Counter
 
 import pytest
 
@@ -102,6 +104,7 @@ def test_what_was_not_sent_is_retried_and_what_is_blocked_is_dead() -> None:
 def test_our_own_faults_are_released_uncharged_unless_the_request_went_out() -> None:
     assert judged(Exchange(Phase.NOT_SENT, 1, fault=Fault.SHUTDOWN)) == Release(0.0)
     assert judged(Exchange(Phase.NOT_SENT, 1, fault=Fault.INTERNAL)) == Release(30.0)
+    assert judged(Exchange(Phase.NOT_SENT, 1, fault=Fault.PROXY)) == Release(30.0)
     assert judged(Exchange(Phase.WRITTEN, 1, fault=Fault.SHUTDOWN)) == RetryAfter(5.0)
 
 
@@ -196,3 +199,22 @@ def test_attempts_of_a_crowd_are_spread_over_half_of_every_delay() -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(delays)]
     assert delays[-1] - delays[0] == pytest.approx(40.0, rel=0.01)
     assert max(gaps) < 0.05
+
+
+def test_2000_deliveries_to_a_receiver_that_was_down_for_10_minutes_arrive_spread() -> None:
+    """No second sees more than three times the mean: of many such outages, because in one of them
+    three arrivals a second are so few that chance alone makes twelve of some second."""
+    outages, crowd, down_seconds = 20, 2_000, 600
+    arrivals: Counter[int] = Counter()
+    for seed in range(outages):
+        dice = random.Random(seed)
+        for _ in range(crowd):
+            at, number = 0.0, 0
+            while at < down_seconds:
+                number += 1
+                at += backoff_seconds(RetryPolicy(), number, dice.random())
+            arrivals[int(at)] += 1
+    mean = crowd / (max(arrivals) + 1 - min(arrivals))
+    most = max(arrivals.values()) / outages
+    print(f"arrivals per second: {mean:.1f} in the mean, {most:.1f} in the busiest second")
+    assert most <= 3 * mean

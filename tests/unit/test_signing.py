@@ -1,4 +1,4 @@
-"""Standard Webhooks v1: the published vector, the forms of a secret, and every reason to refuse."""
+"""Standard Webhooks: the published vectors, the forms of a secret and of a pair, and every reason to refuse."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 
 import pytest
 
+from service import ed25519
 from service.domain import signing
 from service.domain.signing import Verdict
 
@@ -18,13 +19,20 @@ SIGNATURE = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 KEY = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 OTHER_KEY = bytes(range(32))
 
+# The vector that senders and verifiers of v1a are held against: `test_asymmetric_key_signing` of Svix's server.
+PRIVATE_KEY = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg=="
+PUBLIC_KEY = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+SIGNATURE_A = "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg=="
+SEED = base64.b64decode("6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=")
+VERIFY_A = ed25519.verifier(base64.b64decode(PUBLIC_KEY.removeprefix("whpk_")))
+
 
 def verdict(
     webhook_id: str | None = WEBHOOK_ID,
     timestamp: str | None = str(UNIX_SECONDS),
     signature: str | None = SIGNATURE,
     body: bytes = BODY,
-    keys: tuple[bytes, ...] = (KEY,),
+    keys: tuple[bytes | signing.Ed25519Verify, ...] = (KEY,),
     now: float = UNIX_SECONDS,
     tolerance: float = 300,
 ) -> Verdict:
@@ -38,6 +46,7 @@ def encoded(byte_count: int) -> str:
 
 
 def test_the_published_vector_is_reproduced() -> None:
+    """Row of standard-webhooks.md: the vector, recomputed."""
     assert signing.parse_secret(SECRET) == KEY
     assert signing.sign(WEBHOOK_ID, UNIX_SECONDS, BODY, [KEY]) == SIGNATURE
 
@@ -59,8 +68,48 @@ def test_an_id_with_a_dot_is_not_signed() -> None:
         signing.sign("msg.1", UNIX_SECONDS, BODY, [KEY])
 
 
+def test_the_published_vector_of_v1a_is_reproduced_and_verifies() -> None:
+    """Row of standard-webhooks.md: Ed25519, `v1a,<base64>`, keys `whsk_` and `whpk_`."""
+    assert ed25519.seed_of(PRIVATE_KEY) == SEED
+    assert signing.format_public_key(ed25519.public_key(SEED)) == PUBLIC_KEY
+    assert signing.sign(WEBHOOK_ID, UNIX_SECONDS, BODY, [ed25519.signer(SEED)]) == SIGNATURE_A
+    assert verdict(signature=SIGNATURE_A, keys=(VERIFY_A,)) is Verdict.VALID
+
+
+def test_keys_of_both_kinds_sign_in_the_order_given() -> None:
+    keys: list[bytes | signing.Ed25519Sign] = [ed25519.signer(SEED), KEY]
+    assert signing.sign(WEBHOOK_ID, UNIX_SECONDS, BODY, keys) == f"{SIGNATURE_A} {SIGNATURE}"
+    assert signing.sign(WEBHOOK_ID, UNIX_SECONDS, BODY, keys[::-1]) == f"{SIGNATURE} {SIGNATURE_A}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param(PRIVATE_KEY.removeprefix("whsk_"), id="no prefix"),
+        pytest.param(PUBLIC_KEY, id="the public key"),
+        pytest.param("whsec_" + PRIVATE_KEY.removeprefix("whsk_"), id="a secret of v1"),
+        pytest.param("whsk_" + base64.b64encode(SEED).decode(), id="the seed alone"),
+        pytest.param("whsk_" + base64.b64encode(SEED + bytes(32)).decode(), id="the public key of another"),
+        pytest.param(PRIVATE_KEY + "\n", id="trailing line end"),
+        pytest.param("whsk_\ud800", id="a lone surrogate"),
+    ],
+)
+def test_text_that_is_not_a_private_key_is_none(text: str) -> None:
+    assert ed25519.seed_of(text) is None
+
+
+def test_a_public_key_is_read_and_written_and_nothing_else_is_one() -> None:
+    key = signing.parse_public_key(PUBLIC_KEY)
+    assert key is not None
+    assert signing.format_public_key(key) == PUBLIC_KEY
+    for text in ("", "whpk_", PUBLIC_KEY + "=", PUBLIC_KEY.removeprefix("whpk_"), SECRET, PRIVATE_KEY):
+        assert signing.parse_public_key(text) is None
+
+
 @pytest.mark.parametrize("byte_count", [24, 32, 64])
 def test_a_secret_of_24_to_64_bytes_is_read_and_written(byte_count: int) -> None:
+    """Row of standard-webhooks.md: the key is what `whsec_` is followed by, 24 to 64 bytes."""
     assert signing.parse_secret(encoded(byte_count)) == bytes(byte_count)
     assert signing.format_secret(bytes(byte_count)) == encoded(byte_count)
 
@@ -120,6 +169,46 @@ def test_a_signature_that_is_not_the_one_does_not_verify(signature: str) -> None
 
 def test_one_signature_among_others_is_enough() -> None:
     assert verdict(signature=f"v1a,x v1, v1,AAAA {SIGNATURE}") is Verdict.VALID
+    assert verdict(signature=f"v1,x v1a, v1a,AAAA {SIGNATURE_A}", keys=(VERIFY_A,)) is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "v1a,",
+        "v1a, v1a,",
+        "v1a,é",
+        "v1a,\ud800",
+        SIGNATURE_A[:-1],
+        SIGNATURE_A + "=",
+        SIGNATURE_A[:-4],
+        "v1a," + base64.b64encode(bytes(64)).decode(),
+        "v1a," + SIGNATURE.removeprefix("v1,"),
+    ],
+)
+def test_a_v1a_signature_that_is_not_the_one_does_not_verify(signature: str) -> None:
+    assert verdict(signature=signature, keys=(VERIFY_A,)) is Verdict.MISMATCH
+
+
+def test_another_body_id_or_time_does_not_verify_under_v1a() -> None:
+    assert verdict(signature=SIGNATURE_A, keys=(VERIFY_A,), body=BODY + b" ") is Verdict.MISMATCH
+    assert verdict(signature=SIGNATURE_A, keys=(VERIFY_A,), webhook_id="msg_1") is Verdict.MISMATCH
+    assert verdict(signature=SIGNATURE_A, keys=(VERIFY_A,), timestamp="1") is Verdict.MISMATCH
+
+
+def test_a_signature_of_one_kind_says_nothing_to_a_key_of_the_other() -> None:
+    """A public key is known to everybody: taken for a v1 secret, anyone could sign with it."""
+    public = base64.b64decode(PUBLIC_KEY.removeprefix("whpk_"))
+    forged = signing.sign(WEBHOOK_ID, UNIX_SECONDS, BODY, [public])
+    assert verdict(signature=forged, keys=(VERIFY_A,)) is Verdict.SIGNATURE_MISSING
+    assert verdict(signature="v1a," + forged.removeprefix("v1,"), keys=(VERIFY_A,)) is Verdict.MISMATCH
+    assert verdict(signature=SIGNATURE_A, keys=(KEY,)) is Verdict.SIGNATURE_MISSING
+    assert verdict(signature=f"{SIGNATURE_A} {SIGNATURE}", keys=(KEY,)) is Verdict.VALID
+
+
+def test_bytes_that_are_no_public_key_verify_nothing() -> None:
+    not_a_point = bytes([2]) + bytes(31)
+    assert verdict(signature=SIGNATURE_A, keys=(ed25519.verifier(not_a_point),)) is Verdict.MISMATCH
 
 
 def test_one_key_among_others_is_enough() -> None:

@@ -14,7 +14,7 @@ def post(
     body: bytes = b'{"a":1}',
     *,
     headers: Sequence[tuple[str, str]] = HEADERS,
-    timeout_seconds: float = 5.0,
+    timeout_seconds: float = 20.0,
     pool_key: str = "destination",
 ) -> OutboundRequest:
     """A request to this URL."""

@@ -242,27 +242,36 @@ class Receiver:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         listener.bind((self._host, 0))
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._accept, sock=listener, backlog=2_048, ssl=self._tls)
+        self._server = await asyncio.start_server(self._accepted, sock=listener, backlog=2_048, ssl=self._tls)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
-        for task in self._tasks:
+        await self._turns()  # what the loop had just accepted is announced to us in its next turns
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for wire in self.wires:
             if not wire.writer.transport.is_closing():  # before Python 3.11.4, one under TLS cannot be told twice
                 wire.writer.transport.abort()
         await self._server.wait_closed()
+        await self._turns()  # an aborted transport closes its socket in the next one
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def _turns(self) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: a connection that is accepted as the block ends would be missed until its first step.
         wire = Wire(len(self.wires), reader, writer)
         self.wires.append(wire)
+        task = asyncio.get_running_loop().create_task(self._serve(wire))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, wire: Wire) -> None:
         try:
             await self._play(self._at_connect, wire)
             while (request := await _read_request(wire)) is not None:
@@ -271,12 +280,11 @@ class Receiver:
                 await self._notify()
                 await self._play(answer, wire)
         except asyncio.CancelledError:
-            pass  # the block ends; a stream's callback must not end as cancelled
+            pass  # the block ends
         except OSError:
             wire.ended = True
         finally:
-            self._tasks.discard(task)
-            writer.transport.abort() if wire.ended else writer.close()
+            wire.writer.transport.abort() if wire.ended else wire.writer.close()
         await self._notify()
 
     async def _play(self, answer: Answer, wire: Wire) -> None:

@@ -17,6 +17,7 @@ from service.egress.sender import HttpSender
 from tests.wire.certificates import Authority
 from tests.wire.posting import HEADERS, post
 from tests.wire.receiver import Receiver, ok
+from tests.wire.urls import NOT_PUBLIC, REFUSED_URLS
 
 LOOPBACK = AllowList.parse("127.0.0.0/8:*,::1/128:*")
 
@@ -81,34 +82,6 @@ async def test_an_ipv6_literal_stands_in_brackets_with_its_port(sender: HttpSend
         assert receiver.requests[0].values("host") == [f"[::1]:{receiver.port}".encode()]
 
 
-REFUSED_URLS = [
-    "http://h:0/",
-    "http://h:99999/",
-    "http://😀.example/",
-    "http://.x/",
-    f"http://{'a' * 64}.example/",
-    "http://xn--a/",
-    "ftp://h/",
-    f"http://h/{'a' * 70_000}",
-    "http:///x",
-    " http://h/x ",
-    "http://good.example\\@127.0.0.1/",
-    "http://a@127.0.0.1#@good.example/",
-    "http://127.0.0.1%2eexample.com/",
-    "http://127.0.0.1\t/",
-    "http://127.0.0.1/\n",
-    "http://[fe80::1%25lo]/",
-    "http://2130706433/",
-    "http://0x7f.1/",
-    "http://127.1/",
-    "http://0177.0.0.1/",
-    "http://0/",
-    "http://127。0。0。1/",
-    "http://h/\ud800",
-    "",
-]
-
-
 @pytest.mark.parametrize("url", REFUSED_URLS, ids=lambda url: ascii(url)[:40])
 async def test_a_url_that_is_refused_at_intake_and_stored_anyway_is_blocked_unsent(
     sender: HttpSender, dialled: list[Any], url: str
@@ -118,16 +91,6 @@ async def test_a_url_that_is_refused_at_intake_and_stored_anyway_is_blocked_unse
     assert exchange.error
     assert exchange.error.startswith("the URL is not allowed: ")
     assert dialled == []
-
-
-NOT_PUBLIC = (
-    *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254"),
-    *("168.63.129.16", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.1", "192.0.0.192"),
-    *("192.0.2.1", "192.168.0.1", "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "240.0.0.1"),
-    *("255.255.255.255", "::1", "::", "::127.0.0.1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1"),
-    *("64:ff9b:1::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::1", "fec0::1", "fe80::1", "fc00::1"),
-    *("fd00:ec2::254", "ff02::1", "3fff::1", "5f00::1", "100::1", "100:0:0:1::1", "2001:db8::1", "4000::1"),
-)
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
