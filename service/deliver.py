@@ -133,7 +133,15 @@ class Deliverer:
         asked_at = self._clock.monotonic()
         claims: list[Claim] = []
         try:
-            claims = await attempting.claim(
+            claims = await self._claim(delivery_ids)
+        finally:
+            self._slots.give(len(delivery_ids) - len(claims))
+        return [self._start(claim, asked_at) for claim in claims]
+
+    async def _claim(self, delivery_ids: Sequence[uuid.UUID]) -> list[Claim]:
+        """Claim together, or one by one when the ledger refuses one: nobody waits for a stranger's row."""
+        try:
+            return await attempting.claim(
                 self._ledger,
                 delivery_ids,
                 worker=self._worker,
@@ -142,9 +150,12 @@ class Deliverer:
         except LedgerUnavailable as error:
             # Whether the claim took effect is not known; if so, its lease ends and it is rescued unsent.
             log.warning(events.CLAIM_FAILED, deliveries_count=len(delivery_ids), error=str(error))
-        finally:
-            self._slots.give(len(delivery_ids) - len(claims))
-        return [self._start(claim, asked_at) for claim in claims]
+        except LedgerRefused as error:
+            if len(delivery_ids) > 1:
+                return [claim for one in delivery_ids for claim in await self._claim([one])]
+            refused = to_typeid(Prefix.DELIVERY, delivery_ids[0])
+            log.error(events.CLAIM_REFUSED, delivery_id=refused, error=str(error))
+        return []
 
     def _start(self, claim: Claim, asked_at: float) -> asyncio.Task[None]:
         # A task of its own: a cancelled hint must not take a request that is under way with it.

@@ -7,7 +7,8 @@ reads the ledger, is bounded, and is safe to run twice at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from service import redrive
@@ -27,6 +28,7 @@ from service.telemetry.logging import log
 
 _PARTITIONS_EVERY_SECONDS = 3600.0
 _SORT_OUT_EVERY_SECONDS = 5.0
+_UNRESCUED_SECONDS = 60.0  # between two tries at a claim whose rescue was refused
 _NEVER_STALE_SECONDS = 86_400.0  # longer than any lease
 
 
@@ -57,10 +59,12 @@ class Dispatcher:
         self._jitter = jitter
         self._queue_was_up = True
         self._ledger_was_up = True
-        self._ledger_back_at = float("-inf")
+        # Whether the ledger was there before us is not known: as after an outage, see _stale_seconds.
+        self._ledger_back_at = clock.monotonic()
         self._housekept_at = float("-inf")
         self._sorted_out_at = float("-inf")
         self._refused: set[str] = set()
+        self._unrescued: dict[uuid.UUID, float] = {}  # claims whose rescue the ledger refuses, and until when to skip
 
     async def run_pass(self) -> bool:
         """One pass of every step; answers whether a step was left with more to do.
@@ -158,26 +162,44 @@ class Dispatcher:
 
     async def _rescue(self) -> bool:
         """Settle the claims that nobody will settle: as unknown, never as failed."""
-        lost = await dispatching.find_lost(self._ledger, stale_seconds=self._stale_seconds())
+        now = self._clock.monotonic()
+        self._unrescued = {each: until for each, until in self._unrescued.items() if until > now}
+        lost = await dispatching.find_lost(
+            self._ledger, stale_seconds=self._stale_seconds(), skipped=list(self._unrescued)
+        )
         settlements = [self._lost_settlement(claim) for claim in lost]
-        if settlements:
-            moved = await attempting.settle(self._ledger, settlements)
-            for settlement in settlements:
-                if settlement.delivery_id in moved:
-                    log.warning(
-                        events.CLAIM_RESCUED,
-                        delivery_id=to_typeid(Prefix.DELIVERY, settlement.delivery_id),
-                        attempt=settlement.number,
-                        worker=settlement.worker,
-                        decision=type(settlement.decision).__name__.lower(),
-                    )
+        moved = await self._settle_lost(settlements)
+        for settlement in settlements:
+            if settlement.delivery_id in moved:
+                log.warning(
+                    events.CLAIM_RESCUED,
+                    delivery_id=to_typeid(Prefix.DELIVERY, settlement.delivery_id),
+                    attempt=settlement.number,
+                    worker=settlement.worker,
+                    decision=type(settlement.decision).__name__.lower(),
+                )
         return len(lost) == limits.RESCUE_BATCH
+
+    async def _settle_lost(self, settlements: Sequence[Settlement]) -> set[uuid.UUID]:
+        """Settle together, or one by one when the ledger refuses one: nobody waits for a stranger's row."""
+        if not settlements:
+            return set()
+        try:
+            return await attempting.settle(self._ledger, settlements)
+        except LedgerRefused as error:
+            if len(settlements) > 1:
+                return {each for one in settlements for each in await self._settle_lost([one])}
+            refused_id = settlements[0].delivery_id
+            if len(self._unrescued) < limits.UNRESCUED_MAX:
+                self._unrescued[refused_id] = self._clock.monotonic() + _UNRESCUED_SECONDS
+            log.error(events.RESCUE_REFUSED, delivery_id=to_typeid(Prefix.DELIVERY, refused_id), error=str(error))
+            return set()
 
     def _stale_seconds(self) -> float:
         """How old a heartbeat says that its worker is lost.
 
-        While the ledger was away nobody could beat: until all have had the time to do so again, only
-        the leases' ends count.
+        While the ledger was away nobody could beat: until all have had the time to do so again, and
+        likewise after our own start, only the leases' ends count.
         """
         away = not self._ledger_was_up or (self._clock.monotonic() - self._ledger_back_at < self._rhythm.stale_seconds)
         return _NEVER_STALE_SECONDS if away else self._rhythm.stale_seconds

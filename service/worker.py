@@ -46,8 +46,7 @@ async def _work(settings: Settings) -> None:
     taking = asyncio.create_task(_take_hints(settings, deliverer, stopping))
     log.info(events.STARTED, worker=worker, slots=settings.worker_slots)
     await asyncio.wait({taking, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
-    if taking.done():
-        taking.result()  # it only ends by a bug of ours: say so and let the supervisor start anew
+    ended_by_itself = taking.done()
     log.info(events.STOPPING, in_flight_count=deliverer.in_flight_count)
     await deliverer.stop(settings.worker_grace_seconds)
     await asyncio.wait({taking}, timeout=_ACKNOWLEDGE_SECONDS)
@@ -56,6 +55,8 @@ async def _work(settings: Settings) -> None:
         await dispatching.leave(ledger, worker)
     await sender.close()
     await ledger.close()
+    if ended_by_itself:
+        taking.result()  # by a bug of ours: said once all is settled, and the supervisor starts anew
     log.info(events.STOPPED)
 
 

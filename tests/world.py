@@ -111,6 +111,7 @@ class World:
         self.intake = Intake(ledger, self.hints, window_seconds=86_400, visibility_seconds=2.0)
         self.destinations = Destinations(ledger, self.keyring, self.new_id)
         self.dispatcher = self.make_dispatcher()
+        self.clock.seconds += 3_600.0  # it has run for a while
         self.deliverer = self.make_deliverer("worker-1")
         self._numbers = itertools.count(1)
 

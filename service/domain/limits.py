@@ -19,6 +19,7 @@ METADATA_VALUE_CHARS_MAX: Final = 512
 DELAY_SECONDS_MAX: Final = 366 * 86_400
 DEADLINE_SECONDS_MAX: Final = 60 * 86_400
 BATCH_DELIVERIES_MAX: Final = 1_000
+UNRESCUED_MAX: Final = 1_000  # claims that one dispatcher passes over because their rescue was refused
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024  # of a request body that holds a batch
 PAGE_ITEMS_MAX: Final = 250
 PAGE_ITEMS_DEFAULT: Final = 50

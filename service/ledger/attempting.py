@@ -277,7 +277,7 @@ SET state = 'delivered', completed_at = now(), last_outcome = 'success', last_st
     last_error = NULL, may_have_been_delivered = false
 FROM noted
 WHERE CAST(:outcome AS text) = 'success' AND d.id = :id AND d.id = noted.delivery_id
-    AND d.state = 'ambiguous' AND d.attempt_count = noted.number
+    AND d.state = 'ambiguous'
 RETURNING d.id
 """)
 
@@ -285,8 +285,8 @@ RETURNING d.id
 async def settle_late(ledger: Ledger, settlement: Settlement) -> bool:
     """Keep what a zombie learnt on the attempt that was recorded without it; nothing is overwritten.
 
-    Guard: `phase IS NULL` (the rescue wrote the attempt). A late success is the CONFIRM of a
-    delivery that is still ambiguous at this very attempt; answers whether it was. Where this
+    Guard: `phase IS NULL` (the rescue wrote the attempt). A late success, of whichever attempt, is
+    the CONFIRM of a delivery that is ambiguous, which has none in flight; answers whether it was. Where this
     settlement itself was committed before its answer was lost, no row matches.
     """
     exchange = settlement.exchange

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -126,7 +127,7 @@ SELECT d.id, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d
     d.claimed_at, d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds, t.on_ambiguous,
     now() AS now
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
-WHERE d.lease_until IS NOT NULL AND (d.lease_until <= now() OR (
+WHERE d.lease_until IS NOT NULL AND d.id <> ALL(CAST(:skipped AS uuid[])) AND (d.lease_until <= now() OR (
     d.claimed_at <= now() - make_interval(secs => :stale_seconds)
     AND NOT EXISTS (
         SELECT FROM workers w WHERE w.id = d.worker AND w.heartbeat_at > now() - make_interval(secs => :stale_seconds)
@@ -135,14 +136,22 @@ ORDER BY d.lease_until LIMIT :batch
 """)
 
 
-async def find_lost(ledger: Ledger, *, stale_seconds: float, batch: int = limits.RESCUE_BATCH) -> list[LostClaim]:
+async def find_lost(
+    ledger: Ledger,
+    *,
+    stale_seconds: float,
+    skipped: Sequence[uuid.UUID] = (),
+    batch: int = limits.RESCUE_BATCH,
+) -> list[LostClaim]:
     """Read claims that nobody will settle. No lock: the settle that follows is guarded by the number.
 
     A claim younger than `stale_seconds` is left alone whatever its worker's heartbeat says, so that a
     claim which just went out on a late heartbeat is not taken back. Index: `ix_deliveries_lease_until`.
     """
     async with ledger.statement() as connection:
-        found = await rows(connection, _LOST, {"stale_seconds": stale_seconds, "batch": batch})
+        found = await rows(
+            connection, _LOST, {"stale_seconds": stale_seconds, "skipped": list(skipped), "batch": batch}
+        )
     return [
         LostClaim(
             delivery_id=row["id"],

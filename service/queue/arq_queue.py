@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
@@ -42,6 +43,7 @@ _POLL_SECONDS: Final = 0.5  # the fallback; the doorbell starts a job sooner
 _LISTEN_SECONDS: Final = 5.0  # one wait for a ring; its end only starts the next
 _CANCEL_AGAIN_SECONDS: Final = 0.5
 _JOB_EXPIRY_SECONDS: Final = 300.0  # a hint older than this was given out again long ago
+_JOB_ID: Final = re.compile(rb"[0-9a-f]{32}")  # as `hint` names jobs
 _SKEW_MS_MAX: Final = 30_000  # between the clocks of two machines; less than any job is set aside for
 
 
@@ -74,7 +76,7 @@ class ArqQueue:
     async def depth(self) -> int:
         """How many jobs wait for a worker; those under way are set aside."""
         with _translated():
-            return int(await self._redis.zcount(QUEUE_NAME, "-inf", timestamp_ms() + _SKEW_MS_MAX))
+            return int(await self._redis.zcount(QUEUE_NAME, 1, timestamp_ms() + _SKEW_MS_MAX))
 
     async def epoch_lost(self) -> bool:
         """Whether Redis lost its contents: the marker lives and dies with them."""
@@ -126,6 +128,19 @@ class DoorbellWorker(Worker):
                         await self._rung.wait()
         finally:
             await end([listening])
+
+    async def start_jobs(self, job_ids: list[bytes]) -> None:
+        """Start those that are ours; what somebody else put into the queue is thrown out.
+
+        arq would end at a name that is no text, and pass over a score of zero for ever, until such
+        members fill the window that a poll reads.
+        """
+        foreign = [job_id for job_id in job_ids if not _JOB_ID.fullmatch(job_id)]
+        if foreign:
+            await self.pool.zrem(self.queue_name, *foreign)
+        if len(job_ids) >= self.queue_read_limit:
+            await self.pool.zremrangebyscore(self.queue_name, "-inf", 0)
+        await super().start_jobs([job_id for job_id in job_ids if _JOB_ID.fullmatch(job_id)])
 
     async def set_aside(self, job_id: str) -> None:
         """Take a job that was begun out of every poll's sight until its time is up.

@@ -96,16 +96,20 @@ class Bomb:
 async def test_jobs_that_nobody_of_ours_made_do_nothing_and_hold_nothing_up(stack: Stack, tmp_path: Path) -> None:
     _, worker, _ = await stack.start("api", "worker", "dispatcher")
     exploded = tmp_path / "exploded"
-    strange = {
-        "pickle": pickle.dumps({"t": 1, "f": "deliver", "a": (Bomb(exploded),), "k": {}, "et": 0}),
-        "unknown-function": b'{"t": 1, "f": "rm_rf", "a": [], "k": {}, "et": 0}',
-        "no-ids": b'{"t": 1, "f": "deliver", "a": [["not an id"]], "k": {}, "et": 0}',
-        "no-delivery": b'{"t": 1, "f": "deliver", "a": [["%s"]], "k": {}, "et": 0}' % str(uuid.uuid4()).encode(),
-    }
+    strange = [
+        pickle.dumps({"t": 1, "f": "deliver", "a": (Bomb(exploded),), "k": {}, "et": 0}),
+        b'{"t": 1, "f": "rm_rf", "a": [], "k": {}, "et": 0}',
+        b'{"t": 1, "f": "deliver", "a": [["not an id"]], "k": {}, "et": 0}',
+        b'{"t": 1, "f": "deliver", "a": [["%s"]], "k": {}, "et": 0}' % str(uuid.uuid4()).encode(),
+    ]
     async with redis.asyncio.Redis.from_url(stack.servers.redis_url) as client:
-        for name, job in strange.items():
+        named = {uuid.uuid4().hex: job for job in strange}
+        for name, job in named.items():
             await client.set(f"arq:job:{name}", job)
-        await client.zadd(QUEUE_NAME, dict.fromkeys([*strange, "without-a-job"], 1))
+        await client.zadd(QUEUE_NAME, dict.fromkeys([*named, uuid.uuid4().hex, "without-a-job"], 1))
+        # A name that is no text, and as many members without a time as a poll reads.
+        await client.zadd(QUEUE_NAME, {b"\xff\xfe": 1})
+        await client.zadd(QUEUE_NAME, {uuid.uuid4().hex: 0 for _ in range(1_500)})
     delivery_id = await stack.producer().accepted(await stack.destination("/hook"))
     await stack.reached(delivery_id, "delivered")
     await stack.judged()  # waits until the queue is empty

@@ -119,7 +119,9 @@ async def test_the_due_step_goes_by_wake_at(world: World, at_statistics: str, st
 
 async def test_the_rescue_goes_by_lease(world: World) -> None:
     await before_and_after(world, "delivered", "delivered")
-    used = on_deliveries(await indexes_of(world, dispatching._LOST, {"stale_seconds": 10.0, "batch": 100}))
+    used = on_deliveries(
+        await indexes_of(world, dispatching._LOST, {"stale_seconds": 10.0, "skipped": [], "batch": 100})
+    )
     assert used
     assert all("lease_until" in name for name in used), used
 

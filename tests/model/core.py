@@ -249,8 +249,7 @@ class LedgerCore:
             return False
         attempt.late_outcome = settlement.outcome
         delivery = self.deliveries[settlement.delivery_id]
-        newest = delivery.attempt_count == settlement.number
-        if settlement.outcome is not Outcome.SUCCESS or not newest or not self._may(delivery, Transition.CONFIRM):
+        if settlement.outcome is not Outcome.SUCCESS or not self._may(delivery, Transition.CONFIRM):
             return False
         self._confirm(delivery)
         delivery.last_outcome = Outcome.SUCCESS

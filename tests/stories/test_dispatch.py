@@ -276,3 +276,57 @@ async def test_a_session_in_another_state_than_we_think_is_replaced(world: World
     with pytest.raises(LedgerUnavailable):
         await backend("SAVEPOINT in_no_transaction")
     assert await backend("SELECT pg_backend_pid()") not in before
+
+
+REFUSE_ONE = """
+CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = 'check_violation'; END $$
+"""
+
+
+async def refuse(world: World, table: str, deed: str, condition: str) -> None:
+    """Let the ledger refuse what meets the condition, as a corrupt row would."""
+    await world.execute(REFUSE_ONE)
+    await world.execute(f"""
+    CREATE TRIGGER refuse_one BEFORE {deed} ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse_one()
+    """)
+
+
+async def test_one_claim_whose_rescue_is_refused_holds_none_of_its_neighbours_up(world: World) -> None:
+    destination = await world.destination()
+    ids = [await world.accepted(destination.id) for _ in range(6)]
+    await attempting.claim(world.ledger, ids, worker="lost", lease_margin_seconds=5)
+    await refuse(world, "attempts", "INSERT", f"NEW.delivery_id = '{ids[0]}'")
+    await world.let_pass(3_600)
+    await world.dispatch()
+    assert [(await world.view(each))["state"] for each in ids] == ["delivering"] + ["pending"] * 5
+    # It is passed over for a minute, and then tried again.
+    await world.execute("DROP TRIGGER refuse_one ON attempts")
+    await world.dispatch()
+    assert (await world.view(ids[0]))["state"] == "delivering"
+    world.clock.seconds += 61
+    await world.dispatch()
+    assert (await world.view(ids[0]))["last_outcome"] == "unknown"
+
+
+async def test_one_claim_that_is_refused_holds_none_of_its_neighbours_up(world: World) -> None:
+    destination = await world.destination()
+    ids = [await world.accepted(destination.id) for _ in range(6)]
+    await refuse(world, "deliveries", "UPDATE", f"NEW.id = '{ids[0]}' AND NEW.state = 'delivering'")
+    await world.deliverer.deliver(ids)
+    assert [(await world.view(each))["state"] for each in ids] == ["pending"] + ["delivered"] * 5
+    assert world.deliverer.in_flight_count == 0
+
+
+async def test_a_dispatcher_that_starts_after_an_outage_takes_no_claim_of_a_living_worker(world: World) -> None:
+    destination = await world.destination()
+    delivery_id = await world.accepted(destination.id)
+    await dispatching.beat(world.ledger, "living")
+    await attempting.claim(world.ledger, [delivery_id], worker="living", lease_margin_seconds=60)
+    await world.let_pass(12)  # in which nobody could beat
+    started = world.make_dispatcher()
+    await started.run_pass()
+    assert (await world.view(delivery_id))["state"] == "delivering"
+    world.clock.seconds += 11  # time enough to beat, and it did not
+    await started.run_pass()
+    assert (await world.view(delivery_id))["last_outcome"] == "unknown"

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from service.domain.delivery import Complete
+from service.domain.outcome import Exchange, Outcome
 from service.errors import LedgerUnavailable
-from service.ledger import attempting
+from service.ledger import attempting, operating
+from service.ledger.attempting import Claim, Settlement
+from service.ledger.audit import Deed
 from service.ports import OutboundRequest
-from tests.world import SIGNALS_WITHIN_SECONDS, World
+from tests.world import SIGNALS_WITHIN_SECONDS, TENANT, World, answered, lost
 
 
 async def test_a_worker_that_was_paused_after_its_claim_does_not_send(world: World) -> None:
@@ -103,6 +107,48 @@ async def test_a_late_success_settles_a_delivery_that_is_held_as_ambiguous(world
     await working
     row = await world.view(delivery_id)
     assert (row["state"], row["may_have_been_delivered"]) == ("delivered", False)
+
+
+async def test_a_late_success_of_an_earlier_attempt_settles_what_is_ambiguous_and_is_told_once(world: World) -> None:
+    destination = await world.destination(on_ambiguous="hold")
+    delivery_id = await world.accepted(destination.id)
+    [first] = await attempting.claim(world.ledger, [delivery_id], worker="paused", lease_margin_seconds=15.0)
+    await world.let_pass(60)
+    await world.dispatch()
+    deed = Deed(TENANT, "test", "delivery.resolve", "x", "sent again")
+    await operating.resend(world.ledger, deed, delivery_id)
+    world.sender.script = [lost()]
+    await world.deliverer.deliver([delivery_id])
+    assert (await world.view(delivery_id))["state"] == "ambiguous"
+    assert not await attempting.settle_late(world.ledger, told_late(first, answered(503), Outcome.RETRYABLE))
+    # What a zombie told first stands: a second word, even a better one, changes nothing.
+    assert not await attempting.settle_late(world.ledger, told_late(first, answered(200), Outcome.SUCCESS))
+    [kept, *_] = await world.attempts(delivery_id)
+    assert (kept["number"], kept["late_result"]["outcome"]) == (1, "retryable")
+    other_id = await world.accepted(destination.id)
+    [claim] = await attempting.claim(world.ledger, [other_id], worker="paused", lease_margin_seconds=15.0)
+    await world.let_pass(60)
+    await world.dispatch()
+    await operating.resend(world.ledger, deed, other_id)
+    await world.deliverer.deliver([other_id])
+    assert await attempting.settle_late(world.ledger, told_late(claim, answered(200), Outcome.SUCCESS))
+    row = await world.view(other_id)
+    assert (row["state"], row["attempt_count"], row["may_have_been_delivered"]) == ("delivered", 2, False)
+
+
+def told_late(claim: Claim, exchange: Exchange, outcome: Outcome) -> Settlement:
+    """What the worker of a lost claim reports."""
+    return Settlement(
+        delivery_id=claim.delivery_id,
+        number=claim.budget.number,
+        scheduled_at=claim.scheduled_at,
+        claimed_at=claim.claimed_at,
+        trigger=claim.trigger,
+        worker="paused",
+        outcome=outcome,
+        decision=Complete(),
+        exchange=exchange,
+    )
 
 
 async def test_a_settlement_whose_answer_was_lost_is_not_written_twice(world: World) -> None:
