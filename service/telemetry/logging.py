@@ -48,5 +48,7 @@ def configure(role: str, *, log_format: str, log_level: str) -> None:
     # httpx's INFO line prints the URL with its credentials; arq's tells each job twice.
     for name in ("httpx", "httpcore", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A connection that ends while Postgres is away is a traceback to the pool; `ledger.down` says it once.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     # A job that ended with a lost Redis is a traceback to arq and nothing to us: its attempts go on.
     logging.getLogger("arq").setLevel(logging.CRITICAL)
