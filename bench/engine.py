@@ -220,7 +220,8 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"| {title} | {rate:,.0f} | {rate / base:.1f}x | {cpu:,.0f} µs |")
 
 
-def _main() -> None:
+def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description="Compare outbound HTTP engines.")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -241,4 +242,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -254,13 +254,15 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for wire in self.wires:
-            if not wire.writer.transport.is_closing():  # before Python 3.11.4, one under TLS cannot be told twice
+            # Also one that is closing, which may wait for a peer that does not read; but before Python
+            # 3.11.4, one under TLS cannot be told twice.
+            if self._tls is None or not wire.writer.transport.is_closing():
                 wire.writer.transport.abort()
         await self._server.wait_closed()
         await self._turns()  # an aborted transport closes its socket in the next one
 
     async def _turns(self) -> None:
-        for _ in range(4):
+        for _ in range(20):  # accepting alone takes four, and on a busy machine they need not follow each other
             await asyncio.sleep(0)
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
