@@ -20,9 +20,7 @@ DEADLINE_SECONDS_DEFAULT: Final = 3 * 86_400
 _ON_TOP_RATIO: Final = 0.1
 
 # After a fault of our own: long enough not to spin, short enough that nobody waits for a mended bug.
-# It costs no budget, so it grows: what a proxy cannot reach would be tried thousands of times.
 _OWN_FAULT_DELAY_SECONDS: Final = 30.0
-_OWN_FAULT_CAP_SECONDS: Final = 900.0
 
 _DELTA_SECONDS = re.compile(r"[0-9]+", re.ASCII)
 
@@ -109,9 +107,8 @@ def decide_lost(policy: RetryPolicy, budget: Budget, *, now: dt.datetime, jitter
 
 def _own_fault_seconds(budget: Budget, now: dt.datetime, jitter: float) -> float:
     """How soon to try again after a fault of our own: half the time left, at most, so that one still fits."""
-    delay_seconds = min(_OWN_FAULT_CAP_SECONDS, _OWN_FAULT_DELAY_SECONDS * 2.0 ** min(budget.uncharged_count, 10))
     left_seconds = (budget.deadline_at - now).total_seconds()
-    return max(0.0, min(delay_seconds * (1 - jitter / 2), left_seconds / 2))
+    return max(0.0, min(_OWN_FAULT_DELAY_SECONDS * (1 - jitter / 2), left_seconds / 2))
 
 
 def _again(

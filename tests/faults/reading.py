@@ -52,6 +52,9 @@ def _delivery(row: asyncpg.Record, attempts: list[Attempt]) -> Delivery:
         # A schedule of its own is not judged by doubling.
         base_seconds=0.0 if row["schedule_seconds"] else row["base_seconds"],
         cap_seconds=row["cap_seconds"],
+        dead_reason=row["dead_reason"],
+        next_trigger=row["next_trigger"],
+        uncharged_count=row["uncharged_count"],
         attempts=tuple(attempts),
     )
 
@@ -65,6 +68,7 @@ def _attempt(row: asyncpg.Record) -> Attempt:
         completed_at=row["completed_at"],
         trigger=row["trigger"],
         outcome=row["outcome"],
+        status_code=row["status_code"],
         late_outcome=late.get("outcome"),
     )
 

@@ -56,27 +56,30 @@ class Recorder:
         self._asked: list[Asked] = []
         self._seen: list[Seen] = []
         self._arrivals: list[Arrival] = []
-        self._given: dict[str, uuid.UUID] = {}
-        self._found: list[Violation] = []
 
     def answer(self, new: NewDelivery, answer: Answer | None) -> None:
-        """Note what the client was told; None when no answer came.
-
-        The checker takes the event for the key, and so asks for more: one delivery however many keys.
-        """
-        delivery_id: uuid.UUID | None = None
+        """Note what the client was told; None when no answer came."""
+        status: int | None = None
+        told_id: str | None = None
         match answer:
             case Accepted(row):
-                delivery_id = row.id
+                status, told_id = 202, str(row.id)
             case Replayed(known_id) | Duplicate(known_id):
-                delivery_id = known_id
-            case _:
+                status, told_id = 200, str(known_id)
+            case None:
                 pass
-        status = None if answer is None else 202 if delivery_id is not None else 409
-        told_id = None if delivery_id is None else str(delivery_id)
-        self._asked.append(Asked(new.event_id, str(new.destination_id), new.body_sha256.hex(), status, told_id))
-        if delivery_id is not None and self._given.setdefault(new.key, delivery_id) != delivery_id:
-            self._found.append(Violation("I12", new.key, "one key was answered with two deliveries"))
+            case _:
+                status = 409
+        self._asked.append(
+            Asked(
+                key=new.key,
+                destination_id=str(new.destination_id),
+                body_sha256=new.body_sha256.hex(),
+                status=status,
+                delivery_id=told_id,
+                event_id=new.event_id,
+            )
+        )
 
     def arrival(self, ledger: ModelLedger, claim: Claim, answered: int | None, retry_after: float = 0.0) -> None:
         """Note a request at the receiver, and which claim the ledger held at that moment."""
@@ -88,7 +91,7 @@ class Recorder:
                 at=ledger.now,
                 body_sha256=hashlib.sha256(claim.body).hexdigest(),
                 signed=True,
-                timestamp=int(ledger.now.timestamp()),
+                timestamp=ledger.now.timestamp(),
                 answered=answered,
                 retry_after_seconds=retry_after,
                 witnessed=ledger.deliveries[claim.delivery_id].attempt_count,
@@ -105,7 +108,7 @@ class Recorder:
 
     def judge(self, ledger: ModelLedger, *, gauges: Mapping[str, int], drained: bool) -> list[Violation]:
         """Every violation so far."""
-        found = self._found + judge(self._history(ledger, gauges, drained))
+        found = judge(self._history(ledger, gauges, drained))
         return found + [
             Violation("I6", str(each), "was confirmed by a person and is delivered no more")
             for each in self.confirmed
@@ -148,6 +151,9 @@ class Recorder:
             completed_at=row.completed_at,
             base_seconds=policy.base_seconds,
             cap_seconds=policy.cap_seconds,
+            dead_reason=row.dead_reason.value if row.dead_reason else None,
+            next_trigger=row.next_trigger,
+            uncharged_count=row.uncharged_count,
             attempts=tuple(
                 Attempt(
                     number=each.number,
@@ -156,6 +162,7 @@ class Recorder:
                     completed_at=each.completed_at,
                     trigger=each.trigger,
                     outcome=each.outcome.value,
+                    status_code=each.status_code,
                     late_outcome=each.late_outcome.value if each.late_outcome else None,
                 )
                 for each in (attempts[number] for number in sorted(attempts))

@@ -103,6 +103,7 @@ class Simulation(Frame):
             "hints": self._hints_waiting,
             "clients": self._clients_waiting,
             "in_flight": sum(len(each.holds) for each in self._workers if each.alive),
+            "leases": sum(row.lease_until is not None for row in self.model.deliveries.values()),
             "open": sum(row.state in _OPEN for row in self.model.deliveries.values()),
         }
         return self.recorder.judge(self.model, gauges=gauges, drained=True)
