@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faults.history import Asked
+from tests.faults.records import Asked
 
 ANSWER_SECONDS = 30.0
 _keys = itertools.count(time.time_ns())

@@ -38,10 +38,11 @@ from service.telemetry import events
 from tests.faults import crash_points
 from tests.faults.client import Answer, Connection, Destination, NoAnswer, Producer
 from tests.faults.crash_points import Crash
-from tests.faults.history import Asked, History, Seen, Violation, judge
+from tests.faults.history import judge
 from tests.faults.proxy import PostgresWire, Proxy
 from tests.faults.reading import read_arrivals, read_ledger
 from tests.faults.receiver import Receiver
+from tests.faults.records import Asked, History, Seen, Violation
 from tests.servers import SECRET_KEYS, Servers, name_of, temporary_folder
 
 PATIENCE_SECONDS: Final = 40.0

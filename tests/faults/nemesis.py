@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from tests.faults.client import Destination, Producer
 from tests.faults.harness import Stack, until
-from tests.faults.history import History, judge
+from tests.faults.history import judge
 from tests.faults.receiver import HELD, OK, RESET, Reply, Request
+from tests.faults.records import History
 
 FLAKY_RATIO = 0.2
 PRODUCERS = 8

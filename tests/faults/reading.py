@@ -13,8 +13,8 @@ import asyncpg
 
 from service.domain import signing
 from service.domain.ids import Prefix, to_typeid
-from tests.faults.history import Arrival, Attempt, Delivery
 from tests.faults.receiver import Request
+from tests.faults.records import Arrival, Attempt, Delivery
 
 _DELIVERIES = """
 SELECT d.*, p.event_id, encode(p.body_sha256, 'hex') AS sha256, t.base_seconds, t.cap_seconds, t.schedule_seconds

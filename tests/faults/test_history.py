@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.history import Arrival, Asked, Attempt, Delivery, History, Seen, Violation, judge
+from tests.faults.history import judge
+from tests.faults.records import Arrival, Asked, Attempt, Delivery, History, Seen, Violation
 
 T0 = dt.datetime(2026, 11, 30, 12, 0, tzinfo=dt.UTC)
 SHA = "ab" * 32

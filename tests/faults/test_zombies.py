@@ -21,8 +21,9 @@ from service.telemetry import events
 from tests.faults.client import Connection, new_key
 from tests.faults.crash_points import Crash, Deed, Point
 from tests.faults.harness import STALE_SECONDS, Stack, assert_accepted, until
-from tests.faults.history import Asked, judge
+from tests.faults.history import judge
 from tests.faults.receiver import HELD
+from tests.faults.records import Asked
 
 pytestmark = [pytest.mark.slow]
 

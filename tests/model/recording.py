@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from service.accept import Accepted, Answer, Duplicate, Replayed
 from service.domain.delivery import State
 from service.ledger.accepting import NewDelivery
-from tests.faults.history import Arrival, Asked, Attempt, Delivery, History, Seen, Violation, judge
+from tests.faults.history import judge
+from tests.faults.records import Arrival, Asked, Attempt, Delivery, History, Seen, Violation
 from tests.model.ledger import ModelLedger
 from tests.model.rows import TENANT, Claim
 from tests.model.rows import Delivery as Row

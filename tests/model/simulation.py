@@ -19,7 +19,7 @@ from service.domain.delivery import Bury, DeadReason, State
 from service.domain.outcome import Exchange
 from service.errors import LedgerUnavailable
 from service.ledger.operating import Done
-from tests.faults.history import Violation
+from tests.faults.records import Violation
 from tests.model.frame import Frame, Process, Steps
 from tests.model.ledger import ModelLedger
 from tests.model.receivers import BROKEN, SILENT, UNSENT, answered, destinations
