@@ -12,6 +12,8 @@ import structlog
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("hookledger")
 
+# One list for as long as the process lives: a logger that was used keeps it.
+_processors: list[Any] = []
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -31,14 +33,15 @@ def configure(role: str, *, log_format: str, log_level: str) -> None:
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=False)
         loggers = structlog.WriteLoggerFactory(file=sys.stderr)
+    _processors[:] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        renderer,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=_processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=loggers,
         cache_logger_on_first_use=True,
