@@ -7,15 +7,17 @@ towards it instead (`let_pass`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from service.accept import Answer, Intake
 from service.bootstrap import IdSource
@@ -31,6 +33,7 @@ from service.ledger.destinations import StoredDestination
 from service.ledger.session import Ledger, Row, open_ledger
 from service.ports import OutboundRequest
 from service.queue.inprocess import InProcessQueue
+from service.telemetry.logging import log
 
 TENANT = "default"
 SIGNALS_WITHIN_SECONDS = 10.0
@@ -199,6 +202,14 @@ class World:
         """A question of the test's own."""
         async with self.ledger.transaction() as connection:
             return list((await connection.execute(sa.text(sql), dict(values or {}))).mappings())
+
+
+@contextlib.contextmanager
+def captured_logs() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What is logged meanwhile, whatever configuration the logger was used under before in this process."""
+    vars(log).pop("bind", None)  # the logger keeps what it was first used with
+    with capture_logs() as lines:
+        yield lines
 
 
 @pytest.fixture

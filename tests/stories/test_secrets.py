@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import standardwebhooks
-import structlog
 import svix.webhooks
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -27,7 +26,7 @@ from service.egress.sender import HttpSender
 from service.ledger.dead_letters import ByIds
 from service.ledger.destinations import TooManySecrets
 from tests.wire.receiver import Received, Receiver, ok
-from tests.world import TENANT, World
+from tests.world import TENANT, World, captured_logs
 
 ACTOR = "key_test"
 DAY = 86_400.0
@@ -317,7 +316,7 @@ async def test_a_seed_is_never_taken_for_a_v1_secret_nor_for_another_pair(world:
 
 
 async def test_nothing_of_a_secret_is_in_logs_reads_records_or_reprs(world: World) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with captured_logs() as logs:
         shared = await created(world)
         pair = await rotated(world, shared.destination.id, scheme=Scheme.V1A)
         again = await rotated(world, shared.destination.id)

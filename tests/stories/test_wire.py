@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from structlog.testing import capture_logs
 
 from service.deliver import Bounds, Deliverer
 from service.domain.address import AllowList, EgressProxy, parse_proxy
@@ -20,7 +19,7 @@ from service.egress.sender import HttpSender
 from service.telemetry import events
 from tests.wire.answers import BOTTOMLESS, FAULTS, RESPONDED
 from tests.wire.receiver import Answer, Receiver, after_reading, close, hang, ok, reset, send
-from tests.world import World, answered
+from tests.world import World, answered, captured_logs
 
 PATIENT_SECONDS = 30.0  # a destination's timeout that no test runs into
 HANGING_COUNT = 20
@@ -237,7 +236,7 @@ async def test_a_proxy_that_is_down_charges_no_delivery_and_is_named_in_a_warnin
         port = closed.getsockname()[1]
     worker = make_worker(proxy=parse_proxy(f"http://herodotus:very-secret@127.0.0.1:{port}"))
     delivery_id = await accepted(world, "http://93.184.215.14/hook?token=secret", attempts_max=1)
-    with capture_logs() as lines:
+    with captured_logs() as lines:
         await worker.deliver([delivery_id])
     [row] = await world.fetch("SELECT *, next_attempt_at - now() AS wait FROM deliveries")
     [attempt] = await world.attempts(delivery_id)
