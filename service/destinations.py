@@ -117,7 +117,7 @@ class Destinations:
             return known
         found = await destinations.find_ad_hoc(self._ledger, tenant, url)
         if found is None:
-            values = {"name": _ad_hoc_name(url), "url": url, "ad_hoc": True}
+            values = {"name": name_of(url), "url": url, "ad_hoc": True}
             found = await self._write(tenant, actor, values, self.new_secret(Scheme.V1))
         # Another process was quicker: what it made is there now.
         found = found or await destinations.find_ad_hoc(self._ledger, tenant, url)
@@ -189,8 +189,8 @@ def _deed(tenant: str, actor: str, verb: str, destination_id: uuid.UUID) -> Deed
     return Deed(tenant, actor, f"destination.{verb}", to_typeid(Prefix.DESTINATION, destination_id))
 
 
-def _ad_hoc_name(url: str) -> str:
-    """What lists show for a bare URL: its host alone, because a path or a query may hold a credential."""
+def name_of(url: str) -> str:
+    """A name for people where none is given: the URL's host alone, because the rest may hold a credential."""
     parsed = parse_url(url)
     assert not isinstance(parsed, UrlProblem), "URLs are validated where they come in"
-    return parsed.host_header[: limits.NAME_CHARS_MAX]
+    return parsed.host[: limits.NAME_CHARS_MAX]

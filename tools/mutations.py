@@ -155,9 +155,15 @@ MUTATIONS: Final = (
         ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(
-        "a late answer is kept, and overwrites nothing",
+        "a late answer overwrites no outcome",
         "service/ledger/attempting.py",
-        ((" AND phase IS NULL AND late_result IS NULL", ""),),
+        ((" AND phase IS NULL AND late_result IS NULL", " AND late_result IS NULL"),),
+        ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
+    ),
+    Mutation(
+        "a late answer is told once",
+        "service/ledger/attempting.py",
+        ((" AND phase IS NULL AND late_result IS NULL", " AND phase IS NULL"),),
         ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
     Mutation(

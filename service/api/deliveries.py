@@ -16,7 +16,15 @@ from service.api.auth import Principal, principal_of
 from service.api.bodies import answer, decode, read_body, schema_of
 from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
 from service.api.problems import Problem, ProblemError, not_found
-from service.api.queries import METADATA, Cursor, DestinationId, Instant, Limit, destination_of, each_known_once
+from service.api.queries import (
+    METADATA,
+    Cursor,
+    DestinationId,
+    Instant,
+    Limit,
+    destination_of,
+    each_known_once_or_metadata,
+)
 from service.api.schemas import AttemptView, DeliveryPage, DeliveryRequest, DeliverySummary, DeliveryView
 from service.api.state import AppState, state_of
 from service.domain import limits
@@ -200,7 +208,7 @@ async def read_payload(request: Request, delivery_id: str) -> Response:
 @router.get(
     "/deliveries",
     summary="List deliveries, newest first",
-    dependencies=[Depends(each_known_once)],
+    dependencies=[Depends(each_known_once_or_metadata)],
     responses={
         200: {"description": "A page", "content": {"application/json": {"schema": schema_of(DeliveryPage)}}},
     },

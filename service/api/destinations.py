@@ -28,9 +28,8 @@ from service.api.schemas import (
     SecretView,
 )
 from service.api.state import state_of
-from service.destinations import Created, Destinations, SigningSecret, read_secret
+from service.destinations import Created, Destinations, SigningSecret, name_of, read_secret
 from service.domain import limits
-from service.domain.address import UrlProblem, parse_url
 from service.domain.ids import Prefix, parse_typeid, to_typeid
 from service.domain.signing import Scheme
 from service.ledger.destinations import StoredDestination, StoredSecret, TooManySecrets
@@ -67,7 +66,7 @@ async def create_destination(request: Request) -> Response:
     secret = _secret(state.destinations, wanted.secret, wanted.signature, Scheme.V1)
     values: dict[str, Any] = {
         "url": url,
-        "name": wanted.name or _name_of(url),
+        "name": wanted.name or name_of(url),
         "owner": wanted.owner,
         "headers": wanted.headers or {},
         "timeout_seconds": wanted.timeout_seconds,
@@ -98,13 +97,6 @@ def _secret(destinations: Destinations, own: str | None, signature: str | None, 
     if signature not in {None, secret.scheme}:
         raise invalid(FieldError("/signature", f"the secret is one for {secret.scheme.value}"))
     return secret
-
-
-def _name_of(url: str) -> str:
-    """A name for people where none is given: the URL's host, which holds no credential."""
-    parsed = parse_url(url)
-    assert not isinstance(parsed, UrlProblem), "the URL was checked"
-    return parsed.host[: limits.NAME_CHARS_MAX]
 
 
 def _check_texts(*texts: str | None) -> None:

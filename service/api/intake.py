@@ -112,7 +112,7 @@ def to_new_delivery(
     if request.headers:
         check_custom_headers(request.headers)
     _check_metadata(request.metadata)
-    due_at, deadline_at = _instant(request.deliver_at, "/deliver_at"), _instant(request.deadline_at, "/deadline_at")
+    due_at, deadline_at = instant(request.deliver_at, "/deliver_at"), instant(request.deadline_at, "/deadline_at")
     _check_times(request, due_at, deadline_at, now)
     body_sha256 = hashlib.sha256(body).digest()
     event_id = request.event_id if request.event_id is not None else key
@@ -168,7 +168,8 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
             raise invalid(FieldError("/metadata", "names and values may not hold a NUL"))
 
 
-def _instant(at: dt.datetime | None, pointer: str) -> dt.datetime | None:
+def instant(at: dt.datetime | None, pointer: str) -> dt.datetime | None:
+    """A time of a body, in UTC. Raises a 422."""
     try:
         return in_utc(at)
     except ValueError as error:

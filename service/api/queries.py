@@ -56,17 +56,22 @@ def destination_of(text: str | None) -> uuid.UUID | None:
 
 async def each_known_once(request: Request) -> None:
     """Refuse a parameter that the route does not know, and one that comes twice. Raises a 400."""
+    _check(request, takes_metadata=False)
+
+
+async def each_known_once_or_metadata(request: Request) -> None:
+    """The same, for a list that `metadata.KEY` narrows as well. Raises a 400."""
+    _check(request, takes_metadata=True)
+
+
+def _check(request: Request, *, takes_metadata: bool) -> None:
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
-        if name not in known and not (name.startswith(METADATA) and _takes_metadata(request)):
+        if name not in known and not (takes_metadata and name.startswith(METADATA)):
             raise ProblemError(Problem.MALFORMED_REQUEST, f"there is no parameter {_shown(name)}")
     if len(set(names)) < len(names):
         raise ProblemError(Problem.MALFORMED_REQUEST, "a parameter comes more than once")
-
-
-def _takes_metadata(request: Request) -> bool:
-    return bool(request.scope["path"] == "/deliveries")
 
 
 def _shown(name: str) -> str:

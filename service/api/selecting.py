@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import uuid
 from collections.abc import Sequence
 from typing import TypeVar
 
 from service.api.dlq_schemas import DeadLetterFilter, DiscardRequest, RedriveRequest
+from service.api.intake import instant
 from service.api.problems import FieldError, ProblemError, invalid
-from service.api.times import in_utc
 from service.domain import limits
 from service.domain.delivery import DeadReason
 from service.domain.ids import Prefix, parse_typeid, to_typeid
@@ -70,8 +69,8 @@ def _filter(given: DeadLetterFilter) -> DeadFilter:
         reason=_one_of(DeadReason, given.reason, "/filter/reason"),
         outcome=_one_of(Outcome, given.outcome, "/filter/outcome"),
         event_type=given.event_type,
-        dead_after=_instant_field(given.dead_after, "/filter/dead_after"),
-        dead_before=_instant_field(given.dead_before, "/filter/dead_before"),
+        dead_after=instant(given.dead_after, "/filter/dead_after"),
+        dead_before=instant(given.dead_before, "/filter/dead_before"),
     )
 
 
@@ -80,10 +79,3 @@ def _one_of(kind: type[E], text: str | None, pointer: str) -> E | None:
         return kind(text) if text is not None else None
     except ValueError:
         raise invalid(FieldError(pointer, f"one of {', '.join(kind)}")) from None
-
-
-def _instant_field(at: dt.datetime | None, pointer: str) -> dt.datetime | None:
-    try:
-        return in_utc(at)
-    except ValueError as error:
-        raise invalid(FieldError(pointer, str(error))) from None

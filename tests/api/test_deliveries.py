@@ -73,7 +73,7 @@ async def test_a_deliver_at_in_the_past_means_now_and_is_never_a_500(api: httpx.
 async def test_a_bare_urls_destination_is_named_by_its_host_and_shows_no_query(api: httpx.AsyncClient) -> None:
     answer = await post(api, {"url": "http://127.0.0.1:9/hook?token=sesame", "payload": 1})
     shown = await api.get(f"/destinations/{answer.json()['destination_id']}")
-    assert shown.json()["name"] == "127.0.0.1:9"
+    assert shown.json()["name"] == "127.0.0.1"
 
 
 async def test_a_repetition_after_its_deadline_is_still_a_repetition(

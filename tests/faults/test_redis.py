@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio
 from arq.constants import job_key_prefix
 
-from service import bootstrap
+from service import bootstrap, worker
 from service.queue.arq_queue import QUEUE_NAME, run_worker
 from service.settings import Settings
 from service.telemetry import events
@@ -130,14 +130,9 @@ async def test_a_job_that_outlives_its_timeout_takes_no_request_with_it(stack: S
         finally:
             ended.append(True)
 
-    async def tick() -> None:
-        while True:
-            deliverer.tick()
-            await asyncio.sleep(0.5)
-
     stopping = asyncio.Event()
     working = [
-        asyncio.create_task(tick()),
+        asyncio.create_task(worker._tick(deliverer)),
         asyncio.create_task(
             run_worker(
                 settings.redis_url.get_secret_value(), deliver, stopping=stopping, jobs_max=10, job_timeout_seconds=0.5
