@@ -211,7 +211,7 @@ def _judge_claims(delivery: Delivery, arrivals: list[Arrival]) -> Iterator[Viola
     for arrival in arrivals:
         this, after = by_number.get(arrival.attempt), by_number.get(arrival.attempt + 1)
         what = f"the request of attempt {arrival.attempt}"
-        if after is not None and arrival.timestamp >= after.started_at.timestamp():
+        if after is not None and arrival.timestamp > after.started_at.timestamp():
             yield Violation("I3", delivery.id, f"{what} was begun under the claim of a later one")
         if this is None or this.outcome == "unknown":
             continue

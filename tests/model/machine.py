@@ -26,6 +26,7 @@ from service.domain.outcome import Exchange, Phase
 from service.ledger.accepting import NewDelivery
 from service.ledger.attempting import Settlement
 from service.ledger.operating import Done
+from tests.model.core import after
 from tests.model.ledger import ModelLedger
 from tests.model.receivers import EXCHANGES, destinations
 from tests.model.recording import Recorder, request
@@ -350,9 +351,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [each for each in found if each.invariant != "I1" or not self._is_about_to_expire(each.subject)] == []
 
     def _is_about_to_expire(self, subject: str) -> bool:
-        """It is past its deadline when a person asks for a retry, and the dispatcher ends it with its next pass."""
+        """It waits beyond its deadline, after a person's retry or an outcome written late, and is ended when it wakes."""
         row = self.model.deliveries.get(uuid.UUID(subject))
-        return row is not None and row.wake_at is not None and row.wake_at <= self.model.now
+        return row is not None and row.wake_at is not None and row.wake_at <= self.model.now + after(30.0)
 
     @invariant()
     def the_rows_keep_the_checks_of_the_database(self) -> None:
