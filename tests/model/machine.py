@@ -351,7 +351,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [each for each in found if each.invariant != "I1" or not self._is_about_to_expire(each.subject)] == []
 
     def _is_about_to_expire(self, subject: str) -> bool:
-        """It waits beyond its deadline, after a person's retry or an outcome written late, and is ended when it wakes."""
+        """It waits beyond its deadline, after a retry by hand or an outcome written late, and ends when it wakes."""
         row = self.model.deliveries.get(uuid.UUID(subject))
         return row is not None and row.wake_at is not None and row.wake_at <= self.model.now + after(30.0)
 
