@@ -15,7 +15,7 @@ from sqlmodel import SQLModel
 from service.errors import StartError
 from service.ledger import tables
 from service.ledger.migrate import too_old
-from service.ledger.session import async_url
+from service.ledger.session import sqlalchemy_url
 
 assert tables.PARTITIONED, "importing the tables fills the metadata"
 
@@ -41,7 +41,7 @@ def _run(connection: Connection) -> None:
 
 async def _migrate() -> None:
     url = context.config.get_main_option("sqlalchemy.url") or os.environ["DATABASE_URL"]
-    engine = create_async_engine(async_url(url), poolclass=NullPool, connect_args={"timeout": 5.0})
+    engine = create_async_engine(sqlalchemy_url(url), poolclass=NullPool, connect_args={"timeout": 5.0})
     try:
         async with engine.connect() as connection:
             await connection.run_sync(_run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -27,6 +28,19 @@ from service.ledger.migrate import check_migrated
 from service.ledger.session import Ledger, open_ledger
 from service.queue.arq_queue import ArqQueue
 from service.settings import Settings, parse_keyring
+
+_GC_THRESHOLDS = (50_000, 20, 20)  # objects, younger and middle generations
+
+
+def settle_memory() -> None:
+    """Take what a role is made of out of the garbage collector's sight, once the role is up.
+
+    Half a million objects of the libraries live as long as the process: to walk them took a tenth of a second,
+    in which no request was answered, and a tenth of all time. What is made afterwards is collected as ever.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 class IdSource:

@@ -82,6 +82,15 @@ class Deliverer:
         """How many attempts are under way."""
         return len(self._attempts)
 
+    @property
+    def room_count(self) -> int:
+        """How many more attempts could begin now."""
+        return 0 if self._stopping else self._slots.room_count
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Call whenever there is more room."""
+        self._slots.on_room = call
+
     def tick(self) -> None:
         """Say that the process runs. Called at least every second for as long as it does."""
         now = self._clock.monotonic()
@@ -97,7 +106,7 @@ class Deliverer:
         started: list[asyncio.Task[None]] = []
         remaining = list(dict.fromkeys(delivery_ids))
         while remaining and not self._stopping:
-            taken = await self._slots.take(len(remaining), self._bounds.patience_seconds)
+            taken = await self._slots.take(min(len(remaining), limits.CLAIM_IDS_MAX), self._bounds.patience_seconds)
             if not taken:
                 break
             chosen, remaining = remaining[:taken], remaining[taken:]

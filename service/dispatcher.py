@@ -31,6 +31,7 @@ async def _dispatch(settings: Settings) -> None:
         policy = await queue.eviction_policy()
         if policy not in (None, "noeviction"):
             log.warning(events.QUEUE_EVICTS, maxmemory_policy=policy)
+    bootstrap.settle_memory()
     log.info(events.STARTED)
     while not stopping.is_set():
         more = await dispatcher.run_pass()

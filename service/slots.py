@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 
 class Slots:
@@ -12,6 +13,12 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._free_count = count
         self._turns: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self.on_room: Callable[[], None] = lambda: None
+
+    @property
+    def room_count(self) -> int:
+        """How many nobody has or waits for."""
+        return 0 if self._turns else self._free_count
 
     async def take(self, wanted_count: int, patience_seconds: float) -> int:
         """Take between one and `wanted_count`; 0 when none became free within the patience."""
@@ -28,9 +35,11 @@ class Slots:
             raise
 
     def give(self, count: int) -> None:
-        """Give back."""
+        """Give back, and say so when nobody here waits for it."""
         self._free_count += count
         self._serve()
+        if self._free_count and count:
+            self.on_room()
 
     def _serve(self) -> None:
         while self._free_count and self._turns:

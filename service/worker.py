@@ -17,7 +17,7 @@ from service.domain import limits
 from service.errors import LedgerRefused, LedgerUnavailable, QueueUnavailable
 from service.ledger import dispatching
 from service.ledger.session import Ledger
-from service.queue.arq_queue import end, run_worker
+from service.queue.doorbell_worker import end, run_worker
 from service.settings import Settings
 from service.telemetry import events
 from service.telemetry.logging import configure, log
@@ -44,6 +44,7 @@ async def _work(settings: Settings) -> None:
     beating = asyncio.create_task(_beat(ledger, worker, settings.heartbeat_seconds))
     ticking = asyncio.create_task(_tick(deliverer))
     taking = asyncio.create_task(_take_hints(settings, deliverer, stopping))
+    bootstrap.settle_memory()
     log.info(events.STARTED, worker=worker, slots=settings.worker_slots)
     await asyncio.wait({taking, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     ended_by_itself = taking.done()
@@ -67,10 +68,9 @@ async def _take_hints(settings: Settings, deliverer: Deliverer, stopping: asynci
         try:
             await run_worker(
                 settings.redis_url.get_secret_value(),
-                deliverer.deliver,
+                deliverer,
                 stopping=stopping,
-                jobs_max=settings.worker_slots,
-                job_timeout_seconds=limits.TIMEOUT_SECONDS_MAX
+                aside_seconds=limits.TIMEOUT_SECONDS_MAX
                 + settings.lease_margin_seconds
                 + limits.HINT_PATIENCE_SECONDS
                 + 30.0,

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from structlog.testing import capture_logs
 
 from service.accept import Answer, Intake
@@ -30,7 +29,7 @@ from service.keyring import Keyring
 from service.ledger import views
 from service.ledger.accepting import NewDelivery
 from service.ledger.destinations import StoredDestination
-from service.ledger.session import Ledger, Row, open_ledger
+from service.ledger.session import Ledger, Row, Statement, open_ledger
 from service.ports import OutboundRequest
 from service.queue.inprocess import InProcessQueue
 from service.telemetry.logging import log
@@ -196,12 +195,12 @@ class World:
     async def execute(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
         """A statement of the test's own."""
         async with self.ledger.transaction() as connection:
-            await connection.execute(sa.text(sql), dict(values or {}))
+            await connection.execute(Statement(sql), dict(values or {}))
 
     async def fetch(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Row]:
         """A question of the test's own."""
         async with self.ledger.transaction() as connection:
-            return list((await connection.execute(sa.text(sql), dict(values or {}))).mappings())
+            return await connection.rows(Statement(sql), dict(values or {}))
 
 
 @contextlib.contextmanager

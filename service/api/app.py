@@ -93,6 +93,7 @@ def _lifespan(settings: Settings) -> Any:
             allow=AllowList.parse(settings.egress_allow),
             envelope_bytes_max=limits.ENVELOPE_BYTES_MAX,
         )
+        bootstrap.settle_memory()
         log.info(events.STARTED)
         yield
         await hints.drain()

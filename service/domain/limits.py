@@ -48,6 +48,7 @@ SECRET_OVERLAP_SECONDS_DEFAULT: Final = 86_400  # a rotated secret signs on for 
 SECRET_OVERLAP_SECONDS_MAX: Final = 30 * 86_400
 
 # Attempts
+CLAIM_IDS_MAX: Final = 100  # deliveries in one claim, whose payloads are all read at once
 CLAIM_YOUNG_SECONDS: Final = 5.0  # a claim older than this when the first byte is due is given up unsent
 CRASHED_CLAIMS_MAX: Final = 3  # claims in a row that ended without an outcome: the delivery is poison
 EXCERPT_BYTES_MAX: Final = 1_024  # of a response body, kept with the attempt
@@ -69,6 +70,7 @@ CONNECTION_SECONDS_MAX: Final = 300.0  # after this a name is looked up and judg
 
 # The queue
 HINT_IDS_MAX: Final = 50  # delivery ids in one arq job
+HINTS_TAKEN_MAX: Final = 100  # jobs that a worker takes at once
 HINT_JOBS_MAX: Final = 400  # jobs waiting in Redis before the dispatcher holds back
 HINT_VISIBILITY_SECONDS_MAX: Final = 60.0
 HINT_PATIENCE_SECONDS: Final = 10.0  # how long a hint waits in a worker for a free slot

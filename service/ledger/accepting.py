@@ -14,9 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Standing:
     event_payload_sha256: bytes | None
 
 
-_INSERT = sa.text("""
+_INSERT = Statement("""
 WITH input AS (
     SELECT i.*, d.attempts_max, d.state AS destination_state,
         greatest(coalesce(i.due_at, now() + make_interval(secs => i.delay_seconds)), now()) AS next_attempt_at,
@@ -151,7 +149,7 @@ async def insert_new(
         "visibility_seconds": visibility_seconds,
     }
     async with ledger.statement() as connection:
-        written = await rows(connection, _INSERT, values)
+        written = await connection.rows(_INSERT, values)
     deliveries = {
         row["id"]: Inserted(
             id=row["id"],
@@ -168,7 +166,7 @@ async def insert_new(
     return Written(deliveries, frozenset(row["input_id"] for row in written))
 
 
-_STANDING = sa.text("""
+_STANDING = Statement("""
 SELECT i.n, d.state AS destination_state, k.fingerprint AS key_fingerprint,
     e.delivery_id AS event_delivery_id, e.payload_sha256 AS event_payload_sha256
 FROM unnest(
@@ -190,7 +188,7 @@ async def look_up(ledger: Ledger, batch: Sequence[NewDelivery]) -> list[Standing
         "event_ids": [row.event_id for row in batch],
     }
     async with ledger.statement() as connection:
-        found = await rows(connection, _STANDING, values)
+        found = await connection.rows(_STANDING, values)
     return [
         Standing(
             destination_state=row["destination_state"],

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-import sqlalchemy as sa
-
 from service.domain import limits
 from service.domain.delivery import (
     Bury,
@@ -27,7 +25,7 @@ from service.domain.delivery import (
 from service.domain.outcome import Exchange, Outcome
 from service.domain.retry import Budget, RetryPolicy
 from service.ledger.destinations import policy_of
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Row, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Settlement:
     crashed_claims: int = 0
 
 
-_CLAIM = sa.text("""
+_CLAIM = Statement("""
 WITH chosen AS (
     SELECT d.id, t.timeout_seconds
     FROM deliveries d JOIN destinations t ON t.id = d.destination_id
@@ -128,11 +126,11 @@ async def claim(
     """
     values = {"ids": list(delivery_ids), "worker": worker, "margin_seconds": lease_margin_seconds}
     async with ledger.statement() as connection:
-        claimed = await rows(connection, _CLAIM, values)
+        claimed = await connection.rows(_CLAIM, values)
     return [_claim(row, lease_margin_seconds) for row in claimed]
 
 
-def _claim(row: sa.RowMapping, lease_margin_seconds: float) -> Claim:
+def _claim(row: Row, lease_margin_seconds: float) -> Claim:
     return Claim(
         delivery_id=row["id"],
         tenant=row["tenant"],
@@ -162,7 +160,7 @@ def _claim(row: sa.RowMapping, lease_margin_seconds: float) -> Claim:
     )
 
 
-_SETTLE = sa.text("""
+_SETTLE = Statement("""
 WITH s AS (
     SELECT * FROM unnest(
         CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:scheduled_ats AS timestamptz[]),
@@ -204,7 +202,7 @@ async def settle(ledger: Ledger, batch: Sequence[Settlement]) -> set[uuid.UUID]:
     (`settle_late` tells the two apart). `batch` holds no delivery twice.
     """
     async with ledger.statement() as connection:
-        moved = await rows(connection, _SETTLE, _settle_values(batch))
+        moved = await connection.rows(_SETTLE, _settle_values(batch))
     return {row["delivery_id"] for row in moved}
 
 
@@ -262,7 +260,7 @@ def _error_text(settlement: Settlement) -> str | None:
     return clean.encode("utf-8", "replace").decode()[: limits.ERROR_CHARS_MAX]
 
 
-_LATE = sa.text("""
+_LATE = Statement("""
 WITH noted AS (
     UPDATE attempts
     SET late_result = jsonb_build_object(
@@ -302,4 +300,4 @@ async def settle_late(ledger: Ledger, settlement: Settlement) -> bool:
         "worker": settlement.worker,
     }
     async with ledger.statement() as connection:
-        return bool(await rows(connection, _LATE, values))
+        return bool(await connection.rows(_LATE, values))

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
+from service.ledger.session import Connection, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +22,13 @@ class Deed:
     detail: Mapping[str, Any] | None = None
 
 
-_RECORD = sa.text("""
+_RECORD = Statement("""
 INSERT INTO audit_log (tenant, actor, action, subject, reason, detail)
 VALUES (:tenant, :actor, :action, :subject, :reason, CAST(:detail AS jsonb))
 """)
 
 
-async def record(connection: AsyncConnection, deed: Deed) -> None:
+async def record(connection: Connection, deed: Deed) -> None:
     """Append one record within the caller's transaction."""
     await connection.execute(
         _RECORD,

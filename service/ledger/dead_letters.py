@@ -12,12 +12,10 @@ from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-import sqlalchemy as sa
-
 from service.domain import limits
 from service.domain.delivery import DeadReason
 from service.domain.outcome import Outcome
-from service.ledger.session import Ledger, Row, rows
+from service.ledger.session import Ledger, Row, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ async def list_page(ledger: Ledger, tenant: str, wanted: DeadFilter, *, after: P
 
 async def _described(ledger: Ledger, which: str, values: dict[str, Any]) -> list[Row]:
     """Read dead letters as they are told: the few rows are found first, then what belongs to them."""
-    statement = sa.text(f"""
+    statement = Statement(f"""
     WITH found AS MATERIALIZED (SELECT d.* FROM deliveries d WHERE {which})
     SELECT f.id, f.destination_id, t.name AS destination_name, t.owner, p.event_id, p.event_type, f.dead_reason,
         f.last_outcome, f.last_status_code, f.last_error, f.attempt_count, a.first_attempt_at, a.last_attempt_at,
@@ -140,7 +138,7 @@ async def _described(ledger: Ledger, which: str, values: dict[str, Any]) -> list
     ORDER BY f.completed_at DESC, f.id DESC
     """)
     async with ledger.statement() as connection:
-        return await rows(connection, statement, values)
+        return await connection.rows(statement, values)
 
 
 async def sample(ledger: Ledger, tenant: str, selection: Selection, *, limit: int) -> list[Row]:
@@ -156,13 +154,13 @@ async def count(ledger: Ledger, tenant: str, selection: Selection) -> tuple[int,
     Bounded by the selection's limit or its ids. Indexes: as for `choose`, and the primary keys.
     """
     query, values = chosen_by(selection)
-    statement = sa.text(f"""
+    statement = Statement(f"""
     SELECT count(*) AS dead_count, count(*) FILTER (WHERE t.state = 'disabled') AS disabled_count
     FROM ({query}) c JOIN deliveries d ON d.id = c.id JOIN destinations t ON t.id = d.destination_id
     WHERE c.state = 'dead'
     """)
     async with ledger.statement() as connection:
-        [found] = await rows(connection, statement, {**values, "tenant": tenant})
+        [found] = await connection.rows(statement, {**values, "tenant": tenant})
     return found["dead_count"], found["disabled_count"]
 
 
@@ -170,21 +168,21 @@ async def choose(ledger: Ledger, tenant: str, selection: Selection) -> list[uuid
     """Read the ids of a selection. Indexes: as for `list_page`, or the primary key."""
     query, values = chosen_by(selection)
     async with ledger.statement() as connection:
-        found = await rows(connection, sa.text(query), {**values, "tenant": tenant})
+        found = await connection.rows(Statement(query), {**values, "tenant": tenant})
     return [row["id"] for row in found]
 
 
-_KNOWN = sa.text("SELECT id FROM deliveries WHERE id = ANY(CAST(:ids AS uuid[])) AND tenant = :tenant")
+_KNOWN = Statement("SELECT id FROM deliveries WHERE id = ANY(CAST(:ids AS uuid[])) AND tenant = :tenant")
 
 
 async def known_ids(ledger: Ledger, tenant: str, ids: tuple[uuid.UUID, ...]) -> set[uuid.UUID]:
     """Which of the ids are deliveries of the tenant. Index: the primary key."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _KNOWN, {"ids": list(ids), "tenant": tenant})
+        found = await connection.rows(_KNOWN, {"ids": list(ids), "tenant": tenant})
     return {row["id"] for row in found}
 
 
-_SUMMARY = sa.text("""
+_SUMMARY = Statement("""
 WITH groups AS (
     SELECT d.destination_id, d.dead_reason, count(*) AS dead_count, min(d.completed_at) AS oldest_dead_at
     FROM deliveries d
@@ -206,4 +204,4 @@ async def summary(ledger: Ledger, tenant: str, *, groups_max: int = limits.SUMMA
     The totals cover every group, also those beyond `groups_max`. Index: `ix_deliveries_dead`.
     """
     async with ledger.statement() as connection:
-        return await rows(connection, _SUMMARY, {"tenant": tenant, "groups_max": groups_max})
+        return await connection.rows(_SUMMARY, {"tenant": tenant, "groups_max": groups_max})

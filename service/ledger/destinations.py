@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from service.domain import limits
 from service.domain.delivery import OnAmbiguous
 from service.domain.retry import RetryPolicy
 from service.ledger import audit
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Connection, Ledger, Row, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class TooManySecrets:
     ends_at: dt.datetime
 
 
-def policy_of(row: Mapping[str, Any] | sa.RowMapping) -> RetryPolicy:
+def policy_of(row: Mapping[str, Any] | Row) -> RetryPolicy:
     """The retry policy in a row that holds a destination's policy columns."""
     schedule_seconds = row["schedule_seconds"]
     return RetryPolicy(
@@ -96,7 +93,7 @@ _COLUMNS = f"""id, tenant, name, url, owner, state, disabled_reason, ad_hoc, hea
     deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules, created_at,
     updated_at, {_SECRETS}"""
 
-_INSERT = sa.text("""
+_INSERT = Statement("""
 INSERT INTO destinations (id, tenant, name, url, owner, ad_hoc, headers, timeout_seconds, attempts_max,
     deadline_seconds, schedule_seconds, base_seconds, cap_seconds, on_ambiguous, response_rules)
 VALUES (:id, :tenant, :name, :url, :owner, :ad_hoc, CAST(:headers AS jsonb), :timeout_seconds, :attempts_max,
@@ -106,13 +103,13 @@ ON CONFLICT (tenant, url) WHERE ad_hoc DO NOTHING
 RETURNING id
 """)
 # Not `now()`, when the transaction began: of two rotations, the one that waited for the other is the newer.
-_INSERT_SECRET = sa.text("""
+_INSERT_SECRET = Statement("""
 INSERT INTO destination_secrets (id, destination_id, ciphertext, public_key, created_at)
 VALUES (:id, :destination_id, :ciphertext, :public_key, clock_timestamp())
 """)
-_FIND = sa.text(f"SELECT {_COLUMNS} FROM destinations WHERE id = :id AND tenant = :tenant")
-_FIND_AD_HOC = sa.text(f"SELECT {_COLUMNS} FROM destinations WHERE tenant = :tenant AND url = :url AND ad_hoc")
-_LIST = sa.text(f"""
+_FIND = Statement(f"SELECT {_COLUMNS} FROM destinations WHERE id = :id AND tenant = :tenant")
+_FIND_AD_HOC = Statement(f"SELECT {_COLUMNS} FROM destinations WHERE tenant = :tenant AND url = :url AND ad_hoc")
+_LIST = Statement(f"""
 SELECT {_COLUMNS} FROM destinations
 WHERE tenant = :tenant AND (CAST(:before AS uuid) IS NULL OR id < CAST(:before AS uuid))
 ORDER BY id DESC LIMIT :limit
@@ -124,21 +121,21 @@ async def create(
 ) -> StoredDestination | None:
     """Write a destination with its first secret; None when its ad-hoc URL exists already."""
     async with ledger.transaction() as connection:
-        made = await rows(connection, _INSERT, _as_columns(values))
+        made = await connection.rows(_INSERT, _as_columns(values))
         if not made:
             return None
         await _insert_secret(connection, made[0]["id"], secret)
         await audit.record(connection, deed)
-        written = await rows(connection, _FIND, {"id": made[0]["id"], "tenant": deed.tenant})
+        written = await connection.rows(_FIND, {"id": made[0]["id"], "tenant": deed.tenant})
     return _stored(written[0])
 
 
-async def _insert_secret(connection: AsyncConnection, destination_id: uuid.UUID, secret: NewSecret) -> None:
+async def _insert_secret(connection: Connection, destination_id: uuid.UUID, secret: NewSecret) -> None:
     values = {"id": secret.id, "ciphertext": secret.ciphertext, "public_key": secret.public_key}
     await connection.execute(_INSERT_SECRET, {**values, "destination_id": destination_id})
 
 
-def _stored(row: sa.RowMapping) -> StoredDestination:
+def _stored(row: Row) -> StoredDestination:
     secrets = tuple(
         StoredSecret(
             public_key=secret["public_key"],
@@ -153,21 +150,21 @@ def _stored(row: sa.RowMapping) -> StoredDestination:
 async def find(ledger: Ledger, tenant: str, destination_id: uuid.UUID) -> StoredDestination | None:
     """Read one destination of the tenant."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _FIND, {"id": destination_id, "tenant": tenant})
+        found = await connection.rows(_FIND, {"id": destination_id, "tenant": tenant})
     return _stored(found[0]) if found else None
 
 
 async def find_ad_hoc(ledger: Ledger, tenant: str, url: str) -> StoredDestination | None:
     """Read the destination that a bare URL stands for. Index: `uq_destinations_ad_hoc`."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _FIND_AD_HOC, {"tenant": tenant, "url": url})
+        found = await connection.rows(_FIND_AD_HOC, {"tenant": tenant, "url": url})
     return _stored(found[0]) if found else None
 
 
 async def list_page(ledger: Ledger, tenant: str, *, before: uuid.UUID | None, limit: int) -> list[StoredDestination]:
     """Read one page, newest first. Index: `ix_destinations_tenant_id`."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _LIST, {"tenant": tenant, "before": before, "limit": limit})
+        found = await connection.rows(_LIST, {"tenant": tenant, "before": before, "limit": limit})
     return [_stored(row) for row in found]
 
 
@@ -187,11 +184,11 @@ async def change(
         f"{name} = CAST(:{name} AS {'jsonb' if name in _JSON_COLUMNS else _CASTS.get(name, 'text')})"
         for name in sorted(changes)
     )
-    statement = sa.text(f"""
+    statement = Statement(f"""
     UPDATE destinations SET {assignments}, updated_at = now() WHERE id = :id AND tenant = :tenant RETURNING {_COLUMNS}
     """)
     async with ledger.transaction() as connection:
-        changed = await rows(connection, statement, {**_as_columns(changes), "id": destination_id, "tenant": tenant})
+        changed = await connection.rows(statement, {**_as_columns(changes), "id": destination_id, "tenant": tenant})
         if changed:
             await audit.record(connection, deed)
     return _stored(changed[0]) if changed else None
@@ -212,19 +209,19 @@ def _as_columns(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # `gated` makes the dispatcher look for parked rows; a pause parks none itself, so that it is instant.
-_PAUSE = sa.text(f"""
+_PAUSE = Statement(f"""
 UPDATE destinations SET state = 'paused', updated_at = now()
 WHERE id = :id AND tenant = :tenant AND state = 'active' RETURNING {_COLUMNS}
 """)
-_RESUME = sa.text(f"""
+_RESUME = Statement(f"""
 UPDATE destinations SET state = 'active', gated = true, updated_at = now()
 WHERE id = :id AND tenant = :tenant AND state = 'paused' RETURNING {_COLUMNS}
 """)
-_ENABLE = sa.text(f"""
+_ENABLE = Statement(f"""
 UPDATE destinations SET state = 'active', disabled_reason = NULL, gated = true, updated_at = now()
 WHERE id = :id AND tenant = :tenant AND state = 'disabled' RETURNING {_COLUMNS}
 """)
-_DISABLE = sa.text("""
+_DISABLE = Statement("""
 UPDATE destinations SET state = 'disabled', disabled_reason = :reason, gated = true, updated_at = now()
 WHERE id = :id AND tenant = :tenant AND state <> 'disabled' RETURNING id
 """)
@@ -246,10 +243,10 @@ async def enable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) ->
 
 
 async def _move(
-    ledger: Ledger, statement: sa.TextClause, deed: audit.Deed, destination_id: uuid.UUID
+    ledger: Ledger, statement: Statement, deed: audit.Deed, destination_id: uuid.UUID
 ) -> StoredDestination | None:
     async with ledger.transaction() as connection:
-        moved = await rows(connection, statement, {"id": destination_id, "tenant": deed.tenant})
+        moved = await connection.rows(statement, {"id": destination_id, "tenant": deed.tenant})
         if moved:
             await audit.record(connection, deed)
     return _stored(moved[0]) if moved else None
@@ -259,7 +256,7 @@ async def disable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -
     """DISABLE: active or paused → disabled, for the deed's reason; answers whether it moved."""
     async with ledger.transaction() as connection:
         values = {"id": destination_id, "tenant": deed.tenant, "reason": deed.reason or "disabled"}
-        moved = bool(await rows(connection, _DISABLE, values))
+        moved = bool(await connection.rows(_DISABLE, values))
         if moved:
             await audit.record(connection, deed)
     return moved
@@ -267,21 +264,23 @@ async def disable(ledger: Ledger, deed: audit.Deed, destination_id: uuid.UUID) -
 
 # The lock is taken by a statement of its own: what a statement reads beside the row that it waited for
 # is as it was before the wait.
-_LOCK = sa.text("SELECT id FROM destinations WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE")
-_IN_FORCE = sa.text("""
+_LOCK = Statement("SELECT id FROM destinations WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE")
+_IN_FORCE = Statement("""
 SELECT count(*) AS count, min(expires_at) AS ends_at FROM destination_secrets
 WHERE destination_id = :id AND (expires_at IS NULL OR expires_at > now())
 """)
-_FORGET = sa.text("""
+_FORGET = Statement("""
 DELETE FROM destination_secrets
 WHERE destination_id = :id AND (CAST(:overlap_seconds AS float8) = 0 OR expires_at <= now())
 """)
-_OVERLAP = sa.text("""
+_OVERLAP = Statement("""
 UPDATE destination_secrets
 SET expires_at = LEAST(expires_at, clock_timestamp() + make_interval(secs => CAST(:overlap_seconds AS float8)))
 WHERE destination_id = :id
 """)
-_TOUCH = sa.text(f"UPDATE destinations SET updated_at = now() WHERE id = :id AND tenant = :tenant RETURNING {_COLUMNS}")
+_TOUCH = Statement(
+    f"UPDATE destinations SET updated_at = now() WHERE id = :id AND tenant = :tenant RETURNING {_COLUMNS}"
+)
 
 
 async def rotate(
@@ -295,14 +294,14 @@ async def rotate(
     """
     values = {"id": destination_id, "tenant": deed.tenant, "overlap_seconds": overlap_seconds}
     async with ledger.transaction() as connection:
-        if not await rows(connection, _LOCK, values):
+        if not await connection.rows(_LOCK, values):
             return None
-        [in_force] = await rows(connection, _IN_FORCE, values)
+        [in_force] = await connection.rows(_IN_FORCE, values)
         if overlap_seconds > 0 and in_force["count"] >= limits.SECRETS_MAX:
             return TooManySecrets(in_force["ends_at"])
         await connection.execute(_FORGET, values)
         await connection.execute(_OVERLAP, values)
         await _insert_secret(connection, destination_id, secret)
         await audit.record(connection, deed)
-        rotated = await rows(connection, _TOUCH, values)
+        rotated = await connection.rows(_TOUCH, values)
     return _stored(rotated[0])

@@ -6,12 +6,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
 from service.domain import limits
 from service.domain.retry import Budget, RetryPolicy
 from service.ledger.destinations import policy_of
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Row, Statement
 
 # The ids go through arrays so that the updates find their rows by key and not by a join, for which a
 # small table's statistics would read the whole of a large one.
@@ -48,8 +46,8 @@ SELECT due.id, hinted.next_attempt_at, expired.dead_reason, due.destination_stat
 FROM due LEFT JOIN hinted ON hinted.id = due.id LEFT JOIN expired ON expired.id = due.id
 ORDER BY hinted.next_attempt_at
 """
-_TAKE_DUE = sa.text(_TAKE.format(due=_DUE))
-_TAKE_UNSENDABLE = sa.text(_TAKE.format(due=_UNSENDABLE))
+_TAKE_DUE = Statement(_TAKE.format(due=_DUE))
+_TAKE_UNSENDABLE = Statement(_TAKE.format(due=_UNSENDABLE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +81,9 @@ async def take_unsendable(ledger: Ledger, *, batch: int = limits.DUE_BATCH) -> D
     return await _take(ledger, _TAKE_UNSENDABLE, {"visibility_seconds": 0.0, "batch": batch})
 
 
-async def _take(ledger: Ledger, statement: sa.TextClause, values: dict[str, float]) -> Due:
+async def _take(ledger: Ledger, statement: Statement, values: dict[str, float]) -> Due:
     async with ledger.statement() as connection:
-        found = await rows(connection, statement, values)
+        found = await connection.rows(statement, values)
     return Due(
         to_hint=[row["id"] for row in found if row["next_attempt_at"] is not None],
         expired=[(row["id"], row["dead_reason"]) for row in found if row["dead_reason"] is not None],
@@ -93,7 +91,7 @@ async def _take(ledger: Ledger, statement: sa.TextClause, values: dict[str, floa
     )
 
 
-_WAKE_HINTED = sa.text("""
+_WAKE_HINTED = Statement("""
 UPDATE deliveries SET wake_at = now()
 WHERE id IN (
     SELECT id FROM deliveries
@@ -109,7 +107,7 @@ async def wake_hinted(ledger: Ledger, *, batch: int = limits.DUE_BATCH) -> int:
     """Make rows due again whose hint may be lost with the queue. Index: `ix_deliveries_wake_at`."""
     values = {"visibility_seconds_max": limits.HINT_VISIBILITY_SECONDS_MAX, "batch": batch}
     async with ledger.statement() as connection:
-        return len(await rows(connection, _WAKE_HINTED, values))
+        return len(await connection.rows(_WAKE_HINTED, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +117,10 @@ class LostClaim:
     delivery_id: uuid.UUID
     budget: Budget
     policy: RetryPolicy
-    row: sa.RowMapping
+    row: Row
 
 
-_LOST = sa.text("""
+_LOST = Statement("""
 SELECT d.id, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d.uncharged_count, d.next_attempt_at,
     d.claimed_at, d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds, t.on_ambiguous,
     now() AS now
@@ -149,9 +147,7 @@ async def find_lost(
     claim which just went out on a late heartbeat is not taken back. Index: `ix_deliveries_lease_until`.
     """
     async with ledger.statement() as connection:
-        found = await rows(
-            connection, _LOST, {"stale_seconds": stale_seconds, "skipped": list(skipped), "batch": batch}
-        )
+        found = await connection.rows(_LOST, {"stale_seconds": stale_seconds, "skipped": list(skipped), "batch": batch})
     return [
         LostClaim(
             delivery_id=row["id"],
@@ -169,7 +165,7 @@ async def find_lost(
     ]
 
 
-_LOCK_GATED = sa.text("""
+_LOCK_GATED = Statement("""
 UPDATE destinations SET gated = true WHERE id IN (
     SELECT t.id FROM destinations t
     WHERE t.id IN (SELECT destination_id FROM deliveries WHERE id = ANY(CAST(:ids AS uuid[])))
@@ -177,7 +173,7 @@ UPDATE destinations SET gated = true WHERE id IN (
 ) AND state = 'paused' RETURNING id
 """)
 
-_PARK = sa.text("""
+_PARK = Statement("""
 UPDATE deliveries SET parked = true, wake_at = deadline_at
 WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'pending' AND destination_id = ANY(CAST(:destination_ids AS uuid[]))
 """)
@@ -189,17 +185,17 @@ async def park(ledger: Ledger, delivery_ids: list[uuid.UUID]) -> None:
     The destination is marked and locked first, so that the mark cannot be taken off in between.
     """
     async with ledger.transaction() as connection:
-        paused = await rows(connection, _LOCK_GATED, {"ids": delivery_ids})
+        paused = await connection.rows(_LOCK_GATED, {"ids": delivery_ids})
         values = {"ids": delivery_ids, "destination_ids": [row["id"] for row in paused]}
         await connection.execute(_PARK, values)
 
 
-_LOCK_ADMITTED = sa.text("""
+_LOCK_ADMITTED = Statement("""
 SELECT id FROM destinations WHERE gated AND state <> 'paused'
 ORDER BY id LIMIT 1 OFFSET :skipped FOR NO KEY UPDATE SKIP LOCKED
 """)
 
-_ADMIT = sa.text("""
+_ADMIT = Statement("""
 WITH oldest AS (
     SELECT id FROM deliveries WHERE parked AND destination_id = :destination_id
     ORDER BY next_attempt_at LIMIT :batch FOR NO KEY UPDATE SKIP LOCKED
@@ -209,7 +205,7 @@ FROM oldest WHERE d.id = oldest.id AND d.state = 'pending'
 RETURNING d.id
 """)
 
-_UNGATE = sa.text("""
+_UNGATE = Statement("""
 UPDATE destinations SET gated = false
 WHERE id = :destination_id AND NOT EXISTS (SELECT FROM deliveries WHERE parked AND destination_id = :destination_id)
 """)
@@ -222,21 +218,21 @@ async def admit(ledger: Ledger, *, skipped: int = 0, batch: int = limits.PARK_BA
     admission and the mark's going. `skipped` destinations are passed over, for those done already.
     """
     async with ledger.transaction() as connection:
-        found = await rows(connection, _LOCK_ADMITTED, {"skipped": skipped})
+        found = await connection.rows(_LOCK_ADMITTED, {"skipped": skipped})
         if not found:
             return None
         destination_id = found[0]["id"]
-        admitted = await rows(connection, _ADMIT, {"destination_id": destination_id, "batch": batch})
+        admitted = await connection.rows(_ADMIT, {"destination_id": destination_id, "batch": batch})
         if len(admitted) < batch:
             await connection.execute(_UNGATE, {"destination_id": destination_id})
         return len(admitted)
 
 
-_BEAT = sa.text("""
+_BEAT = Statement("""
 INSERT INTO workers (id) VALUES (:worker) ON CONFLICT (id) DO UPDATE SET heartbeat_at = now()
 """)
-_LEAVE = sa.text("DELETE FROM workers WHERE id = :worker")
-_FORGET = sa.text("DELETE FROM workers WHERE heartbeat_at < now() - interval '1 day'")
+_LEAVE = Statement("DELETE FROM workers WHERE id = :worker")
+_FORGET = Statement("DELETE FROM workers WHERE heartbeat_at < now() - interval '1 day'")
 
 
 async def beat(ledger: Ledger, worker: str) -> None:

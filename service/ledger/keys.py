@@ -6,9 +6,7 @@ import datetime as dt
 import uuid
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +21,28 @@ class StoredKey:
     revoked_at: dt.datetime | None
 
 
-_FIND = sa.text("SELECT id, tenant, name, secret_sha256, created_at, revoked_at FROM api_keys WHERE id = :id")
-_LIST = sa.text("""
+_FIND = Statement("SELECT id, tenant, name, secret_sha256, created_at, revoked_at FROM api_keys WHERE id = :id")
+_LIST = Statement("""
 SELECT id, tenant, name, secret_sha256, created_at, revoked_at FROM api_keys ORDER BY id LIMIT 1000
 """)
-_ADD = sa.text("""
+_ADD = Statement("""
 INSERT INTO api_keys (id, tenant, name, secret_sha256) VALUES (:id, :tenant, :name, :secret_sha256)
 ON CONFLICT (id) DO NOTHING
 """)
-_REVOKE = sa.text("UPDATE api_keys SET revoked_at = now() WHERE id = :id AND revoked_at IS NULL RETURNING id")
+_REVOKE = Statement("UPDATE api_keys SET revoked_at = now() WHERE id = :id AND revoked_at IS NULL RETURNING id")
 
 
 async def find(ledger: Ledger, key_id: uuid.UUID) -> StoredKey | None:
     """Read one key by its id (primary key)."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _FIND, {"id": key_id})
+        found = await connection.rows(_FIND, {"id": key_id})
     return StoredKey(**found[0]) if found else None
 
 
 async def list_all(ledger: Ledger) -> list[StoredKey]:
     """Read the keys, oldest first, a thousand at most."""
     async with ledger.statement() as connection:
-        return [StoredKey(**row) for row in await rows(connection, _LIST, {})]
+        return [StoredKey(**row) for row in await connection.rows(_LIST, {})]
 
 
 async def add(ledger: Ledger, key_id: uuid.UUID, *, tenant: str, name: str, secret_sha256: bytes) -> None:
@@ -57,4 +55,4 @@ async def add(ledger: Ledger, key_id: uuid.UUID, *, tenant: str, name: str, secr
 async def revoke(ledger: Ledger, key_id: uuid.UUID) -> bool:
     """End a key; answers whether it was alive."""
     async with ledger.statement() as connection:
-        return bool(await rows(connection, _REVOKE, {"id": key_id}))
+        return bool(await connection.rows(_REVOKE, {"id": key_id}))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -21,16 +20,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from service.errors import LedgerRefused, StartError
-from service.ledger.session import Ledger, async_url, rows
+from service.ledger.session import Ledger, Statement, sqlalchemy_url
 from service.settings import Settings
 
 POSTGRES_MAJOR_MIN = 15
 _SCRIPTS = Path(__file__).resolve().parents[2] / "alembic"
 
-_VERSION = sa.text("""
+_VERSION = Statement("""
 SELECT current_setting('server_version_num')::int / 10000 AS major, to_regclass('alembic_version') IS NULL AS bare
 """)
-_REVISION = sa.text("SELECT version_num FROM alembic_version")
+_REVISION = Statement("SELECT version_num FROM alembic_version")
 _INSUFFICIENT_PRIVILEGE = "42501"
 
 
@@ -40,7 +39,7 @@ def upgrade(settings: Settings) -> None:
     if not (_SCRIPTS / "env.py").is_file():
         raise StartError("This installation lacks the folder alembic/: migrate from a checkout or from the image.")
     try:
-        make_url(async_url(url))
+        make_url(sqlalchemy_url(url))
     except (ArgumentError, ValueError):
         # `from None`: the error's text may hold a part of the URL, and the URL holds a password.
         raise StartError("DATABASE_URL cannot be read: is it postgresql://user:password@host:port/name?") from None
@@ -111,10 +110,10 @@ async def check_migrated(ledger: Ledger) -> str | None:
     """
     try:
         async with ledger.statement() as connection:
-            [server] = await rows(connection, _VERSION, {})
+            [server] = await connection.rows(_VERSION, {})
             if sentence := too_old(server["major"]):
                 return sentence
-            found = [] if server["bare"] else await rows(connection, _REVISION, {})
+            found = [] if server["bare"] else await connection.rows(_REVISION, {})
     except LedgerRefused as refused:
         if sentence := _no_entry(refused.sqlstate):
             return sentence

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import sqlalchemy as sa
-
 from service.domain.delivery import TRANSITIONS, State, Transition
 from service.domain.ids import Prefix, to_typeid
 from service.ledger import audit
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +35,28 @@ class WrongState:
 
 Result = Done | UnknownDelivery | WrongState
 
-_LOCK = sa.text("SELECT state FROM deliveries WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE")
+_LOCK = Statement("SELECT state FROM deliveries WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE")
 
-_CANCEL = sa.text("""
+_CANCEL = Statement("""
 UPDATE deliveries SET state = 'cancelled', wake_at = NULL, parked = false, completed_at = now()
 WHERE id = :id AND tenant = :tenant AND state = 'pending'
 """)
 
 # At a paused destination the row stays parked; woken, it is parked again until the resume.
-_RETRY = sa.text("""
+_RETRY = Statement("""
 UPDATE deliveries d
 SET next_attempt_at = now(), wake_at = now(), next_trigger = 'manual', parked = d.parked AND t.state = 'paused'
 FROM destinations t
 WHERE d.id = :id AND d.tenant = :tenant AND d.state = 'pending' AND t.id = d.destination_id
 """)
 
-_CONFIRM = sa.text("""
+_CONFIRM = Statement("""
 UPDATE deliveries SET state = 'delivered', completed_at = now(), may_have_been_delivered = false
 WHERE id = :id AND tenant = :tenant AND state = 'ambiguous'
 """)
 
 # The budget may be used up, or the deadline past: sending again takes at least one attempt.
-_RESEND = sa.text("""
+_RESEND = Statement("""
 UPDATE deliveries d
 SET state = 'pending', next_attempt_at = now(), wake_at = now(), next_trigger = 'manual', parked = false,
     attempts_max = greatest(d.attempts_max, d.attempt_count + 1),
@@ -67,7 +65,7 @@ FROM destinations t
 WHERE d.id = :id AND d.tenant = :tenant AND d.state = 'ambiguous' AND t.id = d.destination_id
 """)
 
-_GIVE_UP = sa.text("""
+_GIVE_UP = Statement("""
 UPDATE deliveries
 SET state = 'dead', dead_reason = 'given_up', completed_at = now(), may_have_been_delivered = true
 WHERE id = :id AND tenant = :tenant AND state = 'ambiguous'
@@ -100,11 +98,11 @@ async def give_up(ledger: Ledger, deed: audit.Deed, delivery_id: uuid.UUID) -> R
 
 
 async def _move(
-    ledger: Ledger, statement: sa.TextClause, needed: State, deed: audit.Deed, delivery_id: uuid.UUID
+    ledger: Ledger, statement: Statement, needed: State, deed: audit.Deed, delivery_id: uuid.UUID
 ) -> Result:
     values = {"id": delivery_id, "tenant": deed.tenant}
     async with ledger.transaction() as connection:
-        found = await rows(connection, _LOCK, values)
+        found = await connection.rows(_LOCK, values)
         if not found:
             return UnknownDelivery()
         if found[0]["state"] != needed:
@@ -114,7 +112,7 @@ async def _move(
     return Done()
 
 
-_DISCARD = sa.text("""
+_DISCARD = Statement("""
 WITH locked AS (
     SELECT d.id FROM deliveries d
     WHERE d.id = ANY(CAST(:ids AS uuid[])) AND d.tenant = :tenant AND d.state = 'dead'
@@ -137,7 +135,7 @@ async def discard(ledger: Ledger, deed: audit.Deed, ids: Sequence[uuid.UUID]) ->
     REDRIVE_ITEMS_MAX.
     """
     async with ledger.transaction() as connection:
-        moved = await rows(connection, _DISCARD, {"ids": list(ids), "tenant": deed.tenant})
+        moved = await connection.rows(_DISCARD, {"ids": list(ids), "tenant": deed.tenant})
         texts = sorted(to_typeid(Prefix.DELIVERY, row["id"]) for row in moved)
         if texts:
             subject = texts[0] if len(texts) == 1 else deed.subject

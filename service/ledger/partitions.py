@@ -11,10 +11,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import sqlalchemy as sa
-
 from service.errors import LedgerRefused, LedgerUnavailable
-from service.ledger.session import Ledger, rows
+from service.ledger.session import Ledger, Statement
 
 PARTITIONED: Final = {"deliveries": "id", "payloads": "delivery_id", "attempts": "delivery_id"}
 WEEKS_AHEAD: Final = 4
@@ -74,7 +72,7 @@ def _name(table: str, week: Week) -> str:
 
 # Not `to_regclass`: it answers from the session's cache, which waiting for an advisory lock does not
 # renew, so it would miss what another dispatcher made in the meantime.
-_MISSING = sa.text("""
+_MISSING = Statement("""
 SELECT name FROM unnest(CAST(:names AS text[])) AS name
 WHERE NOT EXISTS (
     SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -84,9 +82,9 @@ WHERE NOT EXISTS (
 
 # Nobody waits behind the advisory lock but other dispatchers. Behind a wait for the DEFAULT
 # partition everybody does, and again while it is looked through: those are kept short.
-_WAIT_FOR_TURN = sa.text("SELECT set_config('lock_timeout', '5s', true)")
-_TAKE_TURN = sa.text("SELECT pg_advisory_xact_lock(:key)")
-_BE_BRIEF = sa.text("SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '1s', true)")
+_WAIT_FOR_TURN = Statement("SELECT set_config('lock_timeout', '5s', true)")
+_TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(:key)")
+_BE_BRIEF = Statement("SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '1s', true)")
 
 
 async def ensure_ahead(ledger: Ledger, now: dt.datetime, weeks_ahead: int = WEEKS_AHEAD) -> list[str]:
@@ -98,7 +96,7 @@ async def ensure_ahead(ledger: Ledger, now: dt.datetime, weeks_ahead: int = WEEK
     """
     wanted = {_name(table, week): (table, week) for week in weeks(now, ahead=weeks_ahead) for table in PARTITIONED}
     async with ledger.statement() as connection:
-        missing = {row["name"] for row in await rows(connection, _MISSING, {"names": list(wanted)})}
+        missing = {row["name"] for row in await connection.rows(_MISSING, {"names": list(wanted)})}
     made, strayed = [], []
     for name in filter(missing.__contains__, wanted):
         table, week = wanted[name]
@@ -117,22 +115,22 @@ async def ensure_ahead(ledger: Ledger, now: dt.datetime, weeks_ahead: int = WEEK
 async def _make(ledger: Ledger, table: str, week: Week) -> Literal["made", "there", "strays"]:
     """One partition, in one transaction. Guard: the advisory lock. Index: the DEFAULT partition's key."""
     column = PARTITIONED[table]
-    strays = sa.text(f"SELECT 1 FROM {table}_default WHERE {column} >= :first AND {column} < :end LIMIT 1")
+    strays = Statement(f"SELECT 1 FROM {table}_default WHERE {column} >= :first AND {column} < :end LIMIT 1")
     try:
         async with ledger.transaction() as connection:
             await connection.execute(_WAIT_FOR_TURN)
             await connection.execute(_TAKE_TURN, {"key": _LOCK})
             await connection.execute(_BE_BRIEF)
-            if not await rows(connection, _MISSING, {"names": [_name(table, week)]}):
+            if not await connection.rows(_MISSING, {"names": [_name(table, week)]}):
                 return "there"
-            if await rows(connection, strays, {"first": week.first, "end": week.end}):
+            if await connection.rows(strays, {"first": week.first, "end": week.end}):
                 return "strays"  # attaching would look through all of them, with everybody waiting, and fail
             for statement in statements(table, week):
-                await connection.execute(sa.text(statement))
+                await connection.execute(Statement(statement))
     except LedgerUnavailable as error:
         # A dump that reads the DEFAULT partition, say. The ledger is well, and asking again at once
         # would make everybody wait again.
-        state = str(getattr(getattr(error.__cause__, "orig", None), "sqlstate", None))
+        state = str(getattr(error.__cause__, "sqlstate", None))
         if state in _IN_THE_WAY:
             raise LedgerRefused(f"{table} is in use: {_name(table, week)} was not made ({state})", state) from error
         raise

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from service.ledger import audit
 from service.ledger.dead_letters import Selection, chosen_by
-from service.ledger.session import Ledger, Row, rows
+from service.ledger.session import Connection, Ledger, Row, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ WITH chosen AS MATERIALIZED ({chosen}), made AS (
 SELECT selected_count FROM made
 """
 
-_FIND_KEYED = sa.text("""
+_FIND_KEYED = Statement("""
 SELECT id, fingerprint FROM redrives WHERE tenant = :tenant AND idempotency_key = :key
 """)
 
@@ -86,7 +83,7 @@ async def start(ledger: Ledger, new: NewRedrive, deed: audit.Deed) -> bool:
         "stop_after": new.stop_after_same_reason,
     }
     async with ledger.transaction() as connection:
-        made = await rows(connection, sa.text(_INSERT.format(chosen=chosen)), values)
+        made = await connection.rows(Statement(_INSERT.format(chosen=chosen)), values)
         if not made:
             return False
         detail = {**(deed.detail or {}), "selected": made[0]["selected_count"]}
@@ -97,7 +94,7 @@ async def start(ledger: Ledger, new: NewRedrive, deed: audit.Deed) -> bool:
 async def find_keyed(ledger: Ledger, tenant: str, key: str) -> Keyed | None:
     """Read what a key stands for. Index: the unique (tenant, idempotency_key)."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _FIND_KEYED, {"tenant": tenant, "key": key})
+        found = await connection.rows(_FIND_KEYED, {"tenant": tenant, "key": key})
     return Keyed(found[0]["id"], found[0]["fingerprint"]) if found else None
 
 
@@ -123,7 +120,7 @@ class Progress:
 
 
 # A redrive whose rate does not allow one more delivery yet is passed over.
-_LOCK_NEXT = sa.text("""
+_LOCK_NEXT = Statement("""
 SELECT id, tenant, created_at, rate_per_second, stop_after_same_reason,
     CAST(extract(epoch FROM now() - stepped_at) AS float8) AS elapsed_seconds
 FROM redrives
@@ -135,7 +132,7 @@ FOR NO KEY UPDATE SKIP LOCKED
 """)
 
 # What a person holds as ambiguous is not finished; what a person cancelled says nothing of the receiver.
-_FATES = sa.text("""
+_FATES = Statement("""
 WITH mine AS MATERIALIZED (
     SELECT id, state, dead_reason, completed_at FROM deliveries WHERE redrive_id = :id
 ), latest AS (
@@ -149,27 +146,27 @@ SELECT (SELECT count(*) FROM mine WHERE completed_at IS NULL) AS outstanding_cou
 """)
 
 
-async def lock_next(connection: AsyncConnection, after: uuid.UUID | None) -> Progress | None:
+async def lock_next(connection: Connection, after: uuid.UUID | None) -> Progress | None:
     """Lock the next running redrive behind `after` that nobody else holds; None when there is none.
 
     Indexes: `ix_redrives_running`, `ix_deliveries_redrive_id`.
     """
-    found = await rows(connection, _LOCK_NEXT, {"after": after})
+    found = await connection.rows(_LOCK_NEXT, {"after": after})
     if not found:
         return None
     outstanding_count, same_reason = 0, None
     stop_after = found[0]["stop_after_same_reason"]
     if stop_after is not None:
-        fates = await rows(connection, _FATES, {"id": found[0]["id"], "stop_after": stop_after})
+        fates = await connection.rows(_FATES, {"id": found[0]["id"], "stop_after": stop_after})
         outstanding_count, same_reason = fates[0]["outstanding_count"], fates[0]["same_reason"]
     return Progress(**found[0], outstanding_count=outstanding_count, same_reason=same_reason)
 
 
-_WAITING = sa.text("""
+_WAITING = Statement("""
 SELECT delivery_id FROM redrive_items WHERE redrive_id = :id AND state = 'waiting' ORDER BY delivery_id LIMIT :limit
 """)
 
-_REQUEUE = sa.text("""
+_REQUEUE = Statement("""
 WITH locked AS (
     SELECT d.id, d.state, d.completed_at, t.state AS destination_state, t.attempts_max, t.deadline_seconds
     FROM deliveries d JOIN destinations t ON t.id = d.destination_id
@@ -199,24 +196,24 @@ RETURNING i.state
 """)
 
 
-async def requeue(connection: AsyncConnection, progress: Progress, limit: int) -> tuple[int, int]:
+async def requeue(connection: Connection, progress: Progress, limit: int) -> tuple[int, int]:
     """REDRIVE up to `limit` waiting items, lowest id first; answers how many were requeued, and skipped.
 
     Guard: `state = 'dead'`, since before the redrive began, under row locks in id order. Indexes:
     `ix_redrive_items_waiting`, the primary key. At a paused destination the delivery waits as any other.
     """
-    waiting = await rows(connection, _WAITING, {"id": progress.id, "limit": limit})
+    waiting = await connection.rows(_WAITING, {"id": progress.id, "limit": limit})
     values = {
         "ids": [row["delivery_id"] for row in waiting],
         "redrive_id": progress.id,
         "tenant": progress.tenant,
         "created_at": progress.created_at,
     }
-    handled = Counter(row["state"] for row in await rows(connection, _REQUEUE, values))
+    handled = Counter(row["state"] for row in await connection.rows(_REQUEUE, values))
     return handled["requeued"], handled["skipped"]
 
 
-_STEPPED = sa.text("""
+_STEPPED = Statement("""
 WITH waiting AS (
     SELECT EXISTS (SELECT FROM redrive_items WHERE redrive_id = :id AND state = 'waiting') AS any_left
 )
@@ -229,29 +226,29 @@ RETURNING state
 """)
 
 
-async def stepped(connection: AsyncConnection, progress: Progress, *, unspent_seconds: float) -> bool:
+async def stepped(connection: Connection, progress: Progress, *, unspent_seconds: float) -> bool:
     """Note a step, and completion when no item waits any more; answers whether it still runs.
 
     Guard: `state = 'running'`. Index: the primary key; `ix_redrive_items_waiting`.
     """
     values = {"id": progress.id, "unspent_seconds": unspent_seconds}
-    moved = await rows(connection, _STEPPED, values)
+    moved = await connection.rows(_STEPPED, values)
     return bool(moved) and moved[0]["state"] == "running"
 
 
-_END = sa.text("""
+_END = Statement("""
 UPDATE redrives SET state = :state, stopped_because = :because, completed_at = now()
 WHERE id = :id AND tenant = :tenant AND state = 'running'
 RETURNING id
 """)
-_SKIP_WAITING = sa.text("""
+_SKIP_WAITING = Statement("""
 UPDATE redrive_items SET state = 'skipped', skipped_because = :because WHERE redrive_id = :id AND state = 'waiting'
 """)
 
 STOPPED_ACTOR: Final = "dispatcher"
 
 
-async def stop(connection: AsyncConnection, progress: Progress, reason: str, deed: audit.Deed) -> None:
+async def stop(connection: Connection, progress: Progress, reason: str, deed: audit.Deed) -> None:
     """End a running redrive for the reason that they die again for. What waited is skipped."""
     await _end(connection, progress.id, "stopped", reason, deed)
 
@@ -264,10 +261,10 @@ async def cancel(ledger: Ledger, deed: audit.Deed, redrive_id: uuid.UUID) -> boo
 
 # Guard: `state = 'running'`; a step that holds the row's lock is waited for. Index: the primary key.
 async def _end(
-    connection: AsyncConnection, redrive_id: uuid.UUID, state: str, because: str | None, deed: audit.Deed
+    connection: Connection, redrive_id: uuid.UUID, state: str, because: str | None, deed: audit.Deed
 ) -> bool:
     values = {"id": redrive_id, "tenant": deed.tenant, "state": state, "because": because}
-    if not await rows(connection, _END, values):
+    if not await connection.rows(_END, values):
         return False
     await connection.execute(_SKIP_WAITING, {"id": redrive_id, "because": f"redrive-{state}"})
     await audit.record(connection, deed)
@@ -291,15 +288,15 @@ class Tally:
 
 _COLUMNS: Final = """id, state, actor, reason, selected_count, rate_per_second, stop_after_same_reason,
     stopped_because, created_at, completed_at"""
-_FIND = sa.text(f"SELECT {_COLUMNS} FROM redrives WHERE id = :id AND tenant = :tenant")
-_LIST = sa.text(f"""
+_FIND = Statement(f"SELECT {_COLUMNS} FROM redrives WHERE id = :id AND tenant = :tenant")
+_LIST = Statement(f"""
 SELECT {_COLUMNS} FROM redrives
 WHERE tenant = :tenant AND (CAST(:before AS uuid) IS NULL OR id < CAST(:before AS uuid))
 ORDER BY id DESC LIMIT :limit
 """)
 
 # A delivery that another redrive took died again before it did.
-_TALLIES = sa.text("""
+_TALLIES = Statement("""
 SELECT i.redrive_id, i.state, i.skipped_because,
     CASE WHEN i.state = 'requeued' AND d.redrive_id <> i.redrive_id THEN 'dead'
          WHEN i.state = 'requeued' THEN d.state END AS fate,
@@ -315,7 +312,7 @@ GROUP BY 1, 2, 3, 4, 5
 async def find(ledger: Ledger, tenant: str, redrive_id: uuid.UUID) -> tuple[Row, Tally] | None:
     """Read one redrive of the tenant, and how it fares. Index: the primary keys."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _FIND, {"id": redrive_id, "tenant": tenant})
+        found = await connection.rows(_FIND, {"id": redrive_id, "tenant": tenant})
         tallied = await _tallied(connection, found)
     return tallied[0] if tallied else None
 
@@ -323,14 +320,14 @@ async def find(ledger: Ledger, tenant: str, redrive_id: uuid.UUID) -> tuple[Row,
 async def list_page(ledger: Ledger, tenant: str, *, before: uuid.UUID | None, limit: int) -> list[tuple[Row, Tally]]:
     """Read up to `limit` redrives older than `before`, newest first. Index: `ix_redrives_tenant_id`."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _LIST, {"tenant": tenant, "before": before, "limit": limit})
+        found = await connection.rows(_LIST, {"tenant": tenant, "before": before, "limit": limit})
         return await _tallied(connection, found)
 
 
-async def _tallied(connection: AsyncConnection, found: Sequence[Row]) -> list[tuple[Row, Tally]]:
+async def _tallied(connection: Connection, found: Sequence[Row]) -> list[tuple[Row, Tally]]:
     counted: dict[uuid.UUID, list[Row]] = {row["id"]: [] for row in found}
     if found:
-        for group in await rows(connection, _TALLIES, {"ids": list(counted)}):
+        for group in await connection.rows(_TALLIES, {"ids": list(counted)}):
             counted[group["redrive_id"]].append(group)
     return [(row, _tally(counted[row["id"]])) for row in found]
 

@@ -2,62 +2,161 @@
 
 Nothing else in the service begins, commits or rolls back. Neither is ever open while a request is
 on its way to a receiver: `transactions_open()` is what the sender's caller asserts.
+
+The driver is used as it is, without SQLAlchemy's layers, which cost several times what a statement
+does ([ADR 0011](../../docs/adr/0011-the-driver-itself.md)).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
-import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool
+import msgspec
+from asyncpg.pool import PoolConnectionProxy
 
 from service.errors import LedgerBusy, LedgerRefused, LedgerUnavailable
 
-Row = sa.RowMapping  # one row of an answer, by column name
+Row = asyncpg.Record  # one row of an answer, by column name
+_Driver: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 
 _open_here: contextvars.ContextVar[int] = contextvars.ContextVar("ledger_connections_open", default=0)
 
 # By SQLSTATE class: what says "not now" rather than "not this". 08 connection, 25 the session's state (read-only),
 # 40 rollback (serialization, deadlock), 53 resources (disk full), 55P03 lock timeout, 57 operator
 # intervention (shutdown, cancelled by statement_timeout), 58 system error.
-_NOT_NOW = ("08", "25", "40", "53", "55P03", "57", "58")
+_NOT_NOW: Final = ("08", "25", "40", "53", "55P03", "57", "58")
 
-_SESSION_STATE = "25"
-_CONNECT_TIMEOUT_SECONDS = 5.0
+# Of these, what says that the session is of no more use, and that its sisters may not be either. 25006: after a
+# failover, it leads to what is a replica now; 25P01: its BEGIN failed, and the driver believes that a transaction
+# goes on. 57P: the server is going.
+_SESSION_LOST: Final = ("08", "25", "57P")
+
+_CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_CLOSE_TIMEOUT_SECONDS: Final = 2.0
+_NO_VALUES: Final[Mapping[str, Any]] = {}
+
+# A name after a colon. Not `::`, which is a cast.
+_PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
+
+
+class Statement:
+    """One SQL statement with named values, `:name`: the driver's `$1` are put in their place here."""
+
+    __slots__ = ("names", "sql", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        names: dict[str, int] = {}
+        self.sql = _PLACEHOLDER.sub(lambda found: f"${names.setdefault(found[1], len(names) + 1)}", text)
+        self.names = tuple(names)
+
+    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
+        """The values in the order of the placeholders. Raises KeyError for one that is missing."""
+        return [values[name] for name in self.names]
+
+
+class Connection:
+    """One of the ledger's connections, while a story has it."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: _Driver) -> None:
+        self._driver = driver
+
+    async def execute(self, statement: Statement, values: Mapping[str, Any] = _NO_VALUES) -> None:
+        """Run a statement whose answer does not matter."""
+        await self._driver.execute(statement.sql, *statement.arguments(values))
+
+    async def rows(self, statement: Statement, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
+        """Run a statement and read all its rows; the statement bounds how many that can be."""
+        return await self._driver.fetch(statement.sql, *statement.arguments(values))
 
 
 class Ledger:
-    """One process's connections to the ledger."""
+    """One process's connections to the ledger. They are made when they are needed."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    def __init__(self, acquire_timeout_seconds: float, **options: Any) -> None:
+        self._acquire_timeout_seconds = acquire_timeout_seconds
+        self._options = options
+        self._pool: asyncpg.Pool[Row] | None = None
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+    async def transaction(self) -> AsyncIterator[Connection]:
         """Several statements, one commit. Raises LedgerUnavailable, LedgerBusy or LedgerRefused."""
-        with _translated(), _counted():
-            async with self._engine.begin() as connection:
-                yield connection
+        async with self._connection() as driver, driver.transaction(isolation="read_committed"):
+            yield Connection(driver)
 
     @contextlib.asynccontextmanager
-    async def statement(self) -> AsyncIterator[AsyncConnection]:
+    async def statement(self) -> AsyncIterator[Connection]:
         """Statements that each commit themselves: one round trip where `transaction()` needs three."""
-        with _translated(), _counted():
-            async with self._autocommit.connect() as connection:
-                yield connection
+        async with self._connection() as driver:
+            yield Connection(driver)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._engine.dispose()
+        if self._pool is not None:
+            try:
+                async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                    await self._pool.close()
+            except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresError):
+                self._pool.terminate()
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[_Driver]:
+        with _translated():
+            pool = await self._open_pool()
+            try:
+                async with asyncio.timeout(self._acquire_timeout_seconds):
+                    driver = await pool.acquire()
+            except TimeoutError:
+                raise LedgerBusy("no connection to the ledger became free in time") from None
+            token = _open_here.set(_open_here.get() + 1)
+            try:
+                yield driver
+            except BaseException as error:
+                await _judge_session(pool, driver, error)
+                raise
+            finally:
+                _open_here.reset(token)
+                await pool.release(driver)
+
+    async def _open_pool(self) -> asyncpg.Pool[Row]:
+        if self._pool is None:
+            self._pool = asyncpg.create_pool(min_size=0, reset=_as_it_is, init=_set_codecs, **self._options)
+            await self._pool  # with nothing to connect, this does not let go of the loop
+        return self._pool
+
+
+async def _judge_session(pool: asyncpg.Pool[Row], driver: _Driver, error: BaseException) -> None:
+    """A session that is not in the state that we take it to be in is of no more use than a dead one.
+
+    A dead connection shows itself as an error on the statement that meets it, and the whole pool is
+    replaced then; a ping before each statement would double every round trip.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        lost = _sqlstate(error).startswith(_SESSION_LOST)
+    else:
+        lost = isinstance(error, (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError))
+    if lost:
+        await pool.expire_connections()  # each is replaced when it is next asked for
+    if lost or isinstance(error, asyncio.CancelledError):  # cancelled: whether the statement is over is not known
+        driver.terminate()
+
+
+async def _as_it_is(_: object) -> None:
+    """Statements leave nothing behind in their session, so nothing is reset: that is a round trip."""
+
+
+async def _set_codecs(driver: asyncpg.Connection[Row]) -> None:
+    """A jsonb value is written as JSON text and read as what it says."""
+    await driver.set_type_codec("jsonb", schema="pg_catalog", encoder=str, decoder=msgspec.json.decode, format="text")
 
 
 def open_ledger(
@@ -69,44 +168,25 @@ def open_ledger(
     name: str,
 ) -> Ledger:
     """Make the pool. Connects lazily; `name` shows in pg_stat_activity."""
-    engine = create_async_engine(
-        async_url(database_url),
-        poolclass=AsyncAdaptedQueuePool,
-        pool_size=connections_max,
-        max_overflow=0,
-        pool_timeout=acquire_timeout_seconds,
-        # A dead connection shows itself as an error on the statement that meets it, and the whole
-        # pool is replaced then; a ping before each statement would double every round trip.
-        pool_pre_ping=False,
-        isolation_level="READ COMMITTED",
-        connect_args={
-            "timeout": _CONNECT_TIMEOUT_SECONDS,
-            "command_timeout": statement_timeout_seconds + 1.0,
-            "server_settings": {
-                "application_name": name,
-                "timezone": "UTC",
-                "jit": "off",
-                "statement_timeout": str(int(statement_timeout_seconds * 1000)),
-                "idle_in_transaction_session_timeout": "15000",
-            },
+    return Ledger(
+        acquire_timeout_seconds,
+        dsn=database_url,
+        max_size=connections_max,
+        timeout=_CONNECT_TIMEOUT_SECONDS,
+        command_timeout=statement_timeout_seconds + 1.0,
+        server_settings={
+            "application_name": name,
+            "timezone": "UTC",
+            "jit": "off",
+            "default_transaction_isolation": "read committed",
+            "statement_timeout": str(int(statement_timeout_seconds * 1000)),
+            "idle_in_transaction_session_timeout": "15000",
         },
     )
-    sa.event.listen(engine.sync_engine, "handle_error", _replace_session)
-    return Ledger(engine)
 
 
-def _replace_session(context: sa.engine.ExceptionContext) -> None:
-    """A session that is not in the state that we take it to be in is of no more use than a dead one.
-
-    25006: after a failover, it leads to what is a replica now. 25P01: its BEGIN failed, and the driver
-    believes that a transaction goes on.
-    """
-    if str(getattr(context.original_exception, "sqlstate", None)).startswith(_SESSION_STATE):
-        context.is_disconnect = True
-
-
-def async_url(database_url: str) -> str:
-    """The SQLAlchemy spelling of a plain `postgres://` or `postgresql://` URL."""
+def sqlalchemy_url(database_url: str) -> str:
+    """The spelling of a plain `postgres://` or `postgresql://` URL that Alembic's engine takes."""
     parts = urlsplit(database_url)
     return urlunsplit(parts._replace(scheme="postgresql+asyncpg"))
 
@@ -116,18 +196,8 @@ def transactions_open() -> int:
     return _open_here.get()
 
 
-async def rows(connection: AsyncConnection, sql: sa.TextClause, values: Mapping[str, Any]) -> list[sa.RowMapping]:
-    """Run one statement and read all its rows; the statement bounds how many that can be."""
-    return list((await connection.execute(sql, values)).mappings())
-
-
-@contextlib.contextmanager
-def _counted() -> Iterator[None]:
-    token = _open_here.set(_open_here.get() + 1)
-    try:
-        yield
-    finally:
-        _open_here.reset(token)
+def _sqlstate(error: asyncpg.PostgresError) -> str:
+    return str(error.sqlstate or "")
 
 
 @contextlib.contextmanager
@@ -135,17 +205,10 @@ def _translated() -> Iterator[None]:
     """Turn the driver's failures into ours: by type and SQLSTATE, never by message."""
     try:
         yield
-    except PoolTimeoutError as error:
-        raise LedgerBusy("no connection to the ledger became free in time") from error
-    except DBAPIError as error:
-        state = str(getattr(error.orig, "sqlstate", None) or "")
-        if error.connection_invalidated or not state or state.startswith(_NOT_NOW):
-            raise LedgerUnavailable("the ledger did not answer") from error
-        if isinstance(error, InterfaceError | OperationalError):
+    except asyncpg.PostgresError as error:
+        state = _sqlstate(error)
+        if not state or state.startswith(_NOT_NOW):
             raise LedgerUnavailable("the ledger did not answer") from error
         raise LedgerRefused(f"the ledger refused a statement ({state})", state) from error
-    except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
-        raise LedgerUnavailable("the ledger did not answer") from error
-    except asyncpg.PostgresError as error:
-        # While connecting: shutting down, starting up, too many connections, a wrong password.
+    except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise LedgerUnavailable("the ledger did not answer") from error

@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import sqlalchemy as sa
-
 from service.domain.delivery import State
-from service.ledger.session import Ledger, Row, rows
+from service.ledger.session import Ledger, Row, Statement
 
 _COLUMNS: Final = """
     d.id, d.destination_id, d.state, d.attempt_count, d.attempts_max, d.redrive_count, d.next_attempt_at,
@@ -29,7 +27,7 @@ FROM deliveries d
 JOIN payloads p ON p.delivery_id = d.id
 JOIN destinations t ON t.id = d.destination_id"""
 
-_FIND = sa.text(f"""
+_FIND = Statement(f"""
 SELECT {_COLUMNS}, a.number, a.trigger, a.scheduled_at, a.started_at, a.completed_at AS attempt_completed_at, a.outcome,
     a.phase, a.status_code, a.error, a.latency_ms, a.response_excerpt, a.late_result
 {_TABLES}
@@ -37,7 +35,7 @@ LEFT JOIN attempts a ON a.delivery_id = d.id AND a.delivery_id = :id
 WHERE d.id = :id AND p.delivery_id = :id AND d.tenant = :tenant
 ORDER BY a.number
 """)
-_PAYLOAD = sa.text("""
+_PAYLOAD = Statement("""
 SELECT content_type, body FROM payloads WHERE delivery_id = :id AND tenant = :tenant
 """)
 
@@ -48,14 +46,14 @@ async def find_delivery(ledger: Ledger, tenant: str, delivery_id: uuid.UUID) -> 
     One statement, so one snapshot: a state is never told without the attempt that led to it.
     """
     async with ledger.statement() as connection:
-        found = await rows(connection, _FIND, {"id": delivery_id, "tenant": tenant})
+        found = await connection.rows(_FIND, {"id": delivery_id, "tenant": tenant})
     return (found[0], [row for row in found if row["number"] is not None]) if found else None
 
 
 async def find_payload(ledger: Ledger, tenant: str, delivery_id: uuid.UUID) -> tuple[str, bytes] | None:
     """Read the exact bytes and their content type."""
     async with ledger.statement() as connection:
-        found = await rows(connection, _PAYLOAD, {"id": delivery_id, "tenant": tenant})
+        found = await connection.rows(_PAYLOAD, {"id": delivery_id, "tenant": tenant})
     return (found[0]["content_type"], found[0]["body"]) if found else None
 
 
@@ -82,13 +80,13 @@ async def list_deliveries(
     if before is not None:
         conditions.append("d.id < CAST(:before AS uuid)")
         values["before"] = before
-    statement = sa.text(f"""
+    statement = Statement(f"""
     SELECT {_COLUMNS} {_TABLES}
     WHERE d.tenant = :tenant AND p.tenant = :tenant {"".join(f" AND {condition}" for condition in conditions)}
     ORDER BY d.id DESC LIMIT :limit
     """)
     async with ledger.statement() as connection:
-        return await rows(connection, statement, {**values, "tenant": tenant, "limit": limit})
+        return await connection.rows(statement, {**values, "tenant": tenant, "limit": limit})
 
 
 # What each state implies, in the words of the partial index that holds its rows.

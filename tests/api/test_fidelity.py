@@ -16,14 +16,13 @@ from typing import Any
 import httpx
 import pytest
 import redis.asyncio
-import sqlalchemy as sa
 from standardwebhooks import Webhook
 
 from service import redrive as redriving
 from service.bootstrap import deliverer_of
 from service.domain.ids import Prefix, parse_typeid
 from service.domain.limits import PAYLOAD_BYTES_MAX_DEFAULT
-from service.ledger.session import Ledger
+from service.ledger.session import Ledger, Statement
 from service.settings import Settings
 from tests.api.conftest import post
 from tests.wire.receiver import Received, Receiver, ok
@@ -55,7 +54,7 @@ async def deliver(settings: Settings, ledger: Ledger, api: httpx.AsyncClient) ->
 
 async def execute(ledger: Ledger, sql: str, **values: Any) -> None:
     async with ledger.transaction() as connection:
-        await connection.execute(sa.text(sql), values)
+        await connection.execute(Statement(sql), values)
 
 
 async def destination(api: httpx.AsyncClient, url: str, **fields: Any) -> dict[str, Any]:
@@ -316,5 +315,5 @@ async def test_the_hash_in_the_ledger_is_that_of_the_bytes_that_arrived(
         await deliver(await accepted(api, made["id"], EXACT))
         [request] = receiver.requests
     async with ledger.transaction() as connection:
-        stored = (await connection.execute(sa.text("SELECT body_sha256 FROM payloads"))).scalar_one()
-    assert stored == hashlib.sha256(request.body).digest()
+        [stored] = await connection.rows(Statement("SELECT body_sha256 FROM payloads"))
+    assert stored["body_sha256"] == hashlib.sha256(request.body).digest()

@@ -170,7 +170,7 @@ def wrap(point: Point, strike: Strike) -> None:
     from service import redrive
     from service.egress.sender import HttpSender
     from service.ledger import accepting, attempting, dispatching, redrives
-    from service.queue.arq_queue import DoorbellWorker
+    from service.queue.doorbell_worker import DoorbellWorker
 
     seams: dict[Point, Callable[[Strike], None]] = {
         Point.ACCEPT_BEFORE_COMMIT: partial(_before, accepting, "insert_new"),
@@ -183,7 +183,7 @@ def wrap(point: Point, strike: Strike) -> None:
         Point.WORKER_IN_REQUEST: _in_the_request,
         Point.WORKER_AFTER_ANSWER: partial(_after, HttpSender, "send"),
         Point.WORKER_AFTER_SETTLE: partial(_after, attempting, "settle", when=bool),
-        Point.WORKER_BEFORE_ACK: partial(_before, DoorbellWorker, "finish_job"),
+        Point.WORKER_BEFORE_ACK: partial(_before, DoorbellWorker, "acknowledge"),
         Point.DISPATCH_BEFORE_HINT: partial(_after, dispatching, "take_due", when=lambda due: due.to_hint),
         Point.DISPATCH_BEFORE_RESCUE: partial(_after, dispatching, "find_lost", when=bool),
         Point.REDRIVE_BEFORE_COMMIT: partial(_after, redrives, "stepped"),

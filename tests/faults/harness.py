@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import asyncpg
 import redis.asyncio
-from arq.constants import in_progress_key_prefix
+from arq.utils import timestamp_ms
 
 from service import keys
 from service.domain.ids import Prefix, parse_typeid
@@ -374,11 +374,9 @@ class Stack:
             return int(await client.zcard(QUEUE_NAME))
 
     async def hints_left(self) -> int:
-        """How many jobs wait in Redis. Those that a killed worker had begun are its mark's until that expires."""
+        """How many jobs wait in Redis. Those that a killed worker had begun are set aside until their time is up."""
         async with redis.asyncio.Redis.from_url(self.servers.redis_url, decode_responses=True) as client:
-            jobs = await client.zrange(QUEUE_NAME, 0, -1)
-            marks = await client.mget([in_progress_key_prefix + job for job in jobs]) if jobs else []
-            return marks.count(None)
+            return int(await client.zcount(QUEUE_NAME, "-inf", timestamp_ms()))
 
     async def flush_redis(self) -> None:
         """FLUSHALL."""

@@ -7,13 +7,13 @@ import uuid
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from service import redrive
 from service.domain.delivery import DeadReason
 from service.domain.outcome import Outcome
 from service.ledger import dead_letters
 from service.ledger.dead_letters import ByFilter, ByIds, DeadFilter, Place
+from service.ledger.session import Statement
 from tests.dead import dead
 from tests.world import TENANT, World
 
@@ -119,8 +119,8 @@ async def test_a_list_reads_an_index_that_holds_nothing_but_the_queue(
     query, values = dead_letters.chosen_by(ByFilter(wanted, 50))
     async with world.ledger.transaction() as connection:
         # The tables of a test are so small that a scan would be right.
-        await connection.execute(sa.text("SET LOCAL enable_seqscan = off"))
-        plan = await connection.execute(sa.text(f"EXPLAIN {query}"), {**values, "tenant": TENANT})
+        await connection.execute(Statement("SET LOCAL enable_seqscan = off"))
+        plan = await connection.rows(Statement(f"EXPLAIN {query}"), {**values, "tenant": TENANT})
         scans = [row[0] for row in plan if "Scan" in row[0]]
     assert scans
     assert all(index in scan for scan in scans), scans

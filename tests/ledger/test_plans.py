@@ -7,17 +7,18 @@ taken while it was empty; so each plan is looked at under both kinds.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from service.domain.delivery import Complete
 from service.domain.outcome import Exchange, Outcome, Phase
 from service.ledger import attempting, dispatching, partitions
 from service.ledger.attempting import Settlement
+from service.ledger.session import Statement
 from tests.world import World
 
 ROWS = 2_000
@@ -52,7 +53,7 @@ async def fill(world: World, state: str) -> list[uuid.UUID]:
     return ids
 
 
-async def indexes_of(world: World, statement: sa.TextClause, values: dict[str, Any]) -> set[str]:
+async def indexes_of(world: World, statement: Statement, values: dict[str, Any]) -> set[str]:
     """The indexes, or sequentially read tables, that a plan touches: their partitioned parents' names."""
     [row] = await world.fetch(f"EXPLAIN (FORMAT JSON) {statement.text}", values)
     found: set[str] = set()
@@ -65,7 +66,7 @@ async def indexes_of(world: World, statement: sa.TextClause, values: dict[str, A
         for child in node.get("Plans", ()):
             walk(child)
 
-    walk(row["QUERY PLAN"][0]["Plan"])
+    walk(json.loads(row["QUERY PLAN"])[0]["Plan"])
     return found
 
 
@@ -110,7 +111,7 @@ async def test_a_settle_goes_by_the_primary_key(world: World, at_statistics: str
 
 @pytest.mark.parametrize("at_statistics", ["pending", "delivered"])
 @pytest.mark.parametrize("statement", [dispatching._TAKE_DUE, dispatching._TAKE_UNSENDABLE], ids=["due", "unsendable"])
-async def test_the_due_step_goes_by_wake_at(world: World, at_statistics: str, statement: sa.TextClause) -> None:
+async def test_the_due_step_goes_by_wake_at(world: World, at_statistics: str, statement: Statement) -> None:
     await before_and_after(world, at_statistics, "pending")
     used = on_deliveries(await indexes_of(world, statement, {"visibility_seconds": 2.0, "batch": 100}))
     assert any("wake_at" in name for name in used), used

@@ -18,7 +18,7 @@ from sqlmodel import SQLModel
 
 from service.errors import LedgerRefused, StartError
 from service.ledger import migrate, partitions, tables
-from service.ledger.session import Ledger, async_url, open_ledger
+from service.ledger.session import Ledger, open_ledger, sqlalchemy_url
 from service.settings import Settings
 from tests.servers import SECRET_KEYS, Servers, name_of
 from tests.world import World
@@ -69,7 +69,7 @@ def opened(url: str) -> Ledger:
 
 
 async def test_the_migrated_schema_is_the_models(database_url: str, empty_database_url: str) -> None:
-    engine = create_async_engine(async_url(empty_database_url))
+    engine = create_async_engine(sqlalchemy_url(empty_database_url))
     async with engine.begin() as connection:
         await connection.run_sync(SQLModel.metadata.create_all)
     await engine.dispose()

@@ -14,7 +14,6 @@ from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 import asyncpg
-import sqlalchemy as sa
 
 from service import redrive
 from service.accept import Accepted, Answer, explain
@@ -26,7 +25,7 @@ from service.ledger.dead_letters import ByIds
 from service.ledger.destinations import NewSecret, StoredDestination
 from service.ledger.dispatching import Due
 from service.ledger.operating import Result
-from service.ledger.session import Ledger, open_ledger, rows
+from service.ledger.session import Ledger, Row, Statement, open_ledger
 from service.redrive import Order, Started
 from tests.model.rows import (
     LEASE_MARGIN_SECONDS,
@@ -63,9 +62,9 @@ _TABLES: Final = (
     "destinations",
 )
 
-_DELIVERIES: Final = sa.text("SELECT * FROM deliveries")
-_ATTEMPTS: Final = sa.text("SELECT *, late_result ->> 'outcome' AS late_outcome FROM attempts")
-_DESTINATIONS: Final = sa.text("SELECT id, state, gated FROM destinations")
+_DELIVERIES: Final = Statement("SELECT * FROM deliveries")
+_ATTEMPTS: Final = Statement("SELECT *, late_result ->> 'outcome' AS late_outcome FROM attempts")
+_DESTINATIONS: Final = Statement("SELECT id, state, gated FROM destinations")
 
 Answered = TypeVar("Answered")
 Move = Callable[[Ledger, Deed, uuid.UUID], Awaitable[StoredDestination | bool | None]]
@@ -221,17 +220,17 @@ class PostgresLedger:
     async def _begin(self, now: dt.datetime, made: Sequence[Destination]) -> None:
         async with self._ledger.transaction() as connection:
             for table in _TABLES:
-                await connection.execute(sa.text(f"DELETE FROM {table}"))
-            await connection.execute(sa.text("UPDATE clock.reading SET at = :at"), {"at": now})
+                await connection.execute(Statement(f"DELETE FROM {table}"))
+            await connection.execute(Statement("UPDATE clock.reading SET at = :at"), {"at": now})
         for destination in made:
             secret = NewSecret(uuid.uuid5(destination.id, "secret"), b"not read")
             await destinations.create(self._ledger, _as_columns(destination), secret, deed=_deed("create"))
 
     async def _snapshot(self) -> Snapshot:
         async with self._ledger.statement() as connection:
-            deliveries = await rows(connection, _DELIVERIES, {})
-            attempts = await rows(connection, _ATTEMPTS, {})
-            receivers = await rows(connection, _DESTINATIONS, {})
+            deliveries = await connection.rows(_DELIVERIES, {})
+            attempts = await connection.rows(_ATTEMPTS, {})
+            receivers = await connection.rows(_DESTINATIONS, {})
         found: Snapshot = {f"delivery {row['id']}": _columns(row, Delivery) for row in deliveries}
         for row in attempts:
             found[f"attempt {row['delivery_id']} {row['number']}"] = _columns(row, Attempt)
@@ -242,7 +241,7 @@ class PostgresLedger:
     def _execute(self, sql: str, values: Mapping[str, Any]) -> None:
         async def execute() -> None:
             async with self._ledger.statement() as connection:
-                await connection.execute(sa.text(sql), values)
+                await connection.execute(Statement(sql), values)
 
         self._run(execute())
 
@@ -260,7 +259,7 @@ async def _set_our_clock(database_url: str) -> None:
         await connection.close()
 
 
-def _columns(row: sa.RowMapping, table: type[Delivery | Attempt]) -> dict[str, object]:
+def _columns(row: Row, table: type[Delivery | Attempt]) -> dict[str, object]:
     return {column.name: row[column.name] for column in fields(table)}
 
 

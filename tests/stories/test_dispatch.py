@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import sqlalchemy as sa
 
 from service.dispatch import visibility_seconds
 from service.errors import LedgerRefused, LedgerUnavailable
 from service.ledger import attempting, dispatching, partitions
+from service.ledger.session import Statement
 from tests.world import TENANT, World, answered
 
 
@@ -269,8 +269,8 @@ async def test_a_step_that_the_ledger_refuses_does_not_keep_the_others_from_thei
 async def test_a_session_in_another_state_than_we_think_is_replaced(world: World) -> None:
     async def backend(statement: str) -> int:
         async with world.ledger.statement() as connection:
-            found = await connection.execute(sa.text(statement))
-            return int(found.scalar_one())
+            [row] = await connection.rows(Statement(statement))
+            return int(row[0])
 
     before = {await backend("SELECT pg_backend_pid()") for _ in range(3)}
     with pytest.raises(LedgerUnavailable):

@@ -1,0 +1,247 @@
+"""arq's worker, with a doorbell: it takes hints by the batch, and its wait ends when a hint rings.
+
+What is known of arq 0.28 and answered here: a worker polls, so idle load and latency pull against each
+other (ours hears of each hint, and polls only against a ring that was lost); it takes each job by six
+round trips and steps over those under way (ours takes what it has room for in one, and sets it aside in
+the same moment); a lost connection ends it (`run_worker` is called again); a member of its queue that is
+no job ends it or is passed over for ever (it is thrown out).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from arq.jobs import DeserializationError, deserialize_job_raw
+from arq.utils import timestamp_ms
+from arq.worker import Worker, func
+from redis.exceptions import RedisError
+
+from service.domain import limits
+from service.queue.arq_queue import DOORBELL, JOB_NAME, JOB_PREFIX, QUEUE_NAME, connect, dumps, loads, translated
+from service.telemetry import events
+from service.telemetry.logging import log
+
+HEALTH_KEY: Final = "hookledger:worker-health"
+
+_POLL_SECONDS: Final = 0.5  # the fallback; the doorbell starts a job sooner
+_LISTEN_SECONDS: Final = 5.0  # one wait for a ring; its end only starts the next
+_CANCEL_AGAIN_SECONDS: Final = 0.5
+
+# Takes the oldest jobs, until they name as many deliveries as are wanted, out of every worker's sight until
+# the time by which they must have ended: they stand in the queue until they are acknowledged, so that those
+# of a worker that dies are found again. What is no job is thrown out.
+_TAKE: Final = f"""
+local taken, ids = {{}}, 0
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[4])) do
+    if ids >= tonumber(ARGV[3]) then break end
+    local job = redis.call('GET', '{JOB_PREFIX}' .. member)
+    local read, value = pcall(cjson.decode, job or '')
+    if read and type(value) == 'table' and type(value.a) == 'table' and type(value.a[1]) == 'table' then
+        ids = ids + #value.a[1]
+        redis.call('ZADD', KEYS[1], ARGV[2], member)
+        taken[#taken + 1] = {{member, job}}
+    else
+        redis.call('ZREM', KEYS[1], member)
+    end
+end
+return taken
+"""
+
+
+class Deliveries(Protocol):
+    """Who makes the attempts: `service.deliver.Deliverer`."""
+
+    async def deliver(self, delivery_ids: Sequence[uuid.UUID]) -> None:
+        """Attempt those of the ids that are due; return when all are settled."""
+        ...
+
+    @property
+    def room_count(self) -> int:
+        """How many more attempts could begin now."""
+        ...
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Call whenever there is more room."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A job that was taken."""
+
+    member: bytes
+    delivery_ids: list[uuid.UUID]
+
+
+class DoorbellWorker(Worker):
+    """Takes as many hints as there is room for, each time that one rings or an attempt ends."""
+
+    def __init__(self, deliveries: Deliveries, aside_seconds: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deliveries = deliveries
+        self._aside_ms = int(aside_seconds * 1_000)
+        self._rung = asyncio.Event()
+        self._take = self.pool.register_script(_TAKE)
+        self._more = False  # whether the last look left hints behind
+        self._batches_count = 0
+        self._done: list[bytes] = []
+        self._is_acknowledging = False
+
+    async def main(self) -> None:
+        """Take and wait, until told to stop and every hint is acknowledged; raises what ends the connection."""
+        listening = asyncio.create_task(self._listen())
+        self._deliveries.on_room(self._note_room)
+        try:
+            while self.allow_pick_jobs or self.tasks or self._is_acknowledging:
+                self._rung.clear()
+                if self.allow_pick_jobs:
+                    self._start(await self.take())
+                    await self.heart_beat()
+                if listening.done():
+                    listening.result()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_SECONDS):
+                        await self._rung.wait()
+        finally:
+            self._deliveries.on_room(lambda: None)
+            await end([listening])
+
+    async def take(self) -> list[Hint]:
+        """As many hints as there is room for, set aside."""
+        room_count = self._deliveries.room_count
+        if room_count <= 0:
+            self._more = True
+            return []
+        now_ms = timestamp_ms()
+        limit = [now_ms, now_ms + self._aside_ms, room_count, limits.HINTS_TAKEN_MAX]
+        taken: list[tuple[bytes, bytes]] = await self._take(keys=[self.queue_name], args=limit)
+        hints = [Hint(member, _delivery_ids(job)) for member, job in taken]
+        # As many as were asked for, or more: there may be others behind them.
+        self._more = len(taken) == limits.HINTS_TAKEN_MAX or sum(len(each.delivery_ids) for each in hints) >= room_count
+        return hints
+
+    async def acknowledge(self) -> None:
+        """Take out of Redis what has been done, together with what is done meanwhile.
+
+        What Redis does not hear comes back into sight in time, and finds nothing due.
+        """
+        while self._done:
+            done, self._done = self._done, []
+            async with self.pool.pipeline(transaction=False) as pipeline:
+                pipeline.zrem(self.queue_name, *done)
+                pipeline.unlink(*(JOB_PREFIX.encode() + member for member in done))
+                await pipeline.execute()
+
+    def stop_taking(self) -> None:
+        """Take no more; `main` returns when what was taken has ended and is acknowledged."""
+        self.allow_pick_jobs = False
+        self._rung.set()
+
+    def _note_room(self) -> None:
+        if self._more:
+            self._rung.set()
+
+    def _start(self, hints: Sequence[Hint]) -> None:
+        if hints:
+            self._batches_count += 1
+            name = str(self._batches_count)
+            task = asyncio.create_task(self._run(hints))
+            self.tasks[name] = task
+            task.add_done_callback(lambda _: self._end(name))
+
+    def _end(self, name: str) -> None:
+        del self.tasks[name]
+        if not self.allow_pick_jobs:
+            self._rung.set()
+
+    async def _run(self, hints: Sequence[Hint]) -> None:
+        try:
+            await self._deliveries.deliver([each for hint in hints for each in hint.delivery_ids])
+        except Exception as error:
+            # A bug of ours. The ledger knows what is due, and the dispatcher hints it again.
+            log.error(events.HINT_FAILED, exc_info=error)
+            self.jobs_failed += len(hints)
+        else:
+            self.jobs_complete += len(hints)
+        self._done += [hint.member for hint in hints]
+        if not self._is_acknowledging:
+            self._is_acknowledging = True
+            try:
+                with contextlib.suppress(RedisError, OSError):  # the next look at the queue tells of it
+                    await self.acknowledge()
+            finally:
+                self._is_acknowledging = False
+                self._rung.set()  # a stop waits for this
+
+    async def _listen(self) -> None:
+        async with self.pool.pubsub() as subscription:
+            await subscription.subscribe(DOORBELL)
+            while True:
+                if await subscription.get_message(ignore_subscribe_messages=True, timeout=_LISTEN_SECONDS):
+                    self._rung.set()
+
+
+def _delivery_ids(job: bytes) -> list[uuid.UUID]:
+    """The deliveries that a job names; none for one of somebody else's making."""
+    try:
+        name, arguments, _, _, _ = deserialize_job_raw(job, deserializer=loads)
+        return [uuid.UUID(text) for text in arguments[0]] if name == JOB_NAME else []
+    except (DeserializationError, ValueError, TypeError, AttributeError, IndexError):
+        return []
+
+
+async def run_worker(redis_url: str, deliveries: Deliveries, *, stopping: asyncio.Event, aside_seconds: float) -> None:
+    """Take hints and hand their ids on, until `stopping`. Raises QueueUnavailable when Redis goes.
+
+    A hint that is not acknowledged within `aside_seconds` comes back into sight.
+    """
+    redis = connect(redis_url)
+    worker = DoorbellWorker(
+        deliveries,
+        aside_seconds,
+        functions=[func(_never, name=JOB_NAME, keep_result=0, max_tries=1)],
+        queue_name=QUEUE_NAME,
+        redis_pool=redis,
+        handle_signals=False,
+        job_serializer=dumps,
+        job_deserializer=loads,
+        health_check_interval=10,
+        health_check_key=HEALTH_KEY,
+        log_results=False,
+    )
+
+    async def stop_taking() -> None:
+        await stopping.wait()
+        worker.stop_taking()
+
+    leaving = asyncio.create_task(stop_taking())
+    try:
+        with translated():
+            await worker.async_run()
+    finally:
+        await end([leaving, *worker.tasks.values()])  # attempts under way are not theirs and go on
+        with contextlib.suppress(RedisError, OSError):
+            await redis.aclose(close_connection_pool=True)
+
+
+async def _never(ctx: dict[Any, Any], ids: list[str]) -> None:
+    """What arq would call for one job; ours are run by the batch."""
+    raise AssertionError("jobs are run by DoorbellWorker")
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks until they have ended.
+
+    Once is not enough: Python 3.11's `wait_for`, through which redis-py writes, loses a cancellation
+    that comes at the same moment as what it waits for.
+    """
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
+    await asyncio.gather(*tasks, return_exceptions=True)
