@@ -23,8 +23,6 @@ from redis.exceptions import RedisError
 
 from service.domain import limits
 from service.queue.arq_queue import DOORBELL, JOB_NAME, JOB_PREFIX, QUEUE_NAME, connect, dumps, loads, translated
-from service.telemetry import events
-from service.telemetry.logging import log
 
 HEALTH_KEY: Final = "hookledger:worker-health"
 
@@ -91,9 +89,10 @@ class DoorbellWorker(Worker):
         self._batches_count = 0
         self._done: list[bytes] = []
         self._is_acknowledging = False
+        self._failed: asyncio.Task[None] | None = None  # by a bug: it ends this worker
 
     async def main(self) -> None:
-        """Take and wait, until told to stop and every hint is acknowledged; raises what ends the connection."""
+        """Take and wait, until told to stop and every hint is acknowledged; raises what ends it."""
         listening = asyncio.create_task(self._listen())
         self._deliveries.on_room(self._note_room)
         try:
@@ -102,6 +101,8 @@ class DoorbellWorker(Worker):
                 if self.allow_pick_jobs:
                     self._start(await self.take())
                     await self.heart_beat()
+                if self._failed is not None:
+                    self._failed.result()
                 if listening.done():
                     listening.result()
                 with contextlib.suppress(TimeoutError):
@@ -152,22 +153,18 @@ class DoorbellWorker(Worker):
             name = str(self._batches_count)
             task = asyncio.create_task(self._run(hints))
             self.tasks[name] = task
-            task.add_done_callback(lambda _: self._end(name))
+            task.add_done_callback(lambda _: self._end(name, task))
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, task: asyncio.Task[None]) -> None:
         del self.tasks[name]
-        if not self.allow_pick_jobs:
+        if not task.cancelled() and task.exception() is not None:
+            self._failed = task
+        if self._failed or not self.allow_pick_jobs:
             self._rung.set()
 
     async def _run(self, hints: Sequence[Hint]) -> None:
-        try:
-            await self._deliveries.deliver([each for hint in hints for each in hint.delivery_ids])
-        except Exception as error:
-            # A bug of ours. The ledger knows what is due, and the dispatcher hints it again.
-            log.error(events.HINT_FAILED, exc_info=error)
-            self.jobs_failed += len(hints)
-        else:
-            self.jobs_complete += len(hints)
+        await self._deliveries.deliver([each for hint in hints for each in hint.delivery_ids])
+        self.jobs_complete += len(hints)
         self._done += [hint.member for hint in hints]
         if not self._is_acknowledging:
             self._is_acknowledging = True

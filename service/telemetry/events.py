@@ -25,7 +25,6 @@ CLAIM_RESCUED: Final = "claim.rescued"
 BROKER_LOST: Final = "broker.lost"  # Redis lost its contents: everything due is hinted again
 QUEUE_DOWN: Final = "queue.down"
 QUEUE_BACK: Final = "queue.back"
-HINT_FAILED: Final = "hint.failed"  # a bug; its deliveries are hinted again
 QUEUE_EVICTS: Final = "queue.evicts"  # Redis may drop hints under memory pressure; set noeviction
 REDRIVE_STEPPED: Final = "redrive.stepped"
 PARTITIONS_MADE: Final = "partitions.made"
