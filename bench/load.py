@@ -53,6 +53,11 @@ class Plan:
     counter_file: str | None = None
     seed: int = 1
 
+    @property
+    def success_status(self) -> int:
+        """What the answer to a request of this plan should be: a batch is answered 200, with a status for each item."""
+        return 202 if self.batch_count == 1 else 200
+
     def as_json(self) -> str:
         """For the process's standard input."""
         return json.dumps(asdict(self))
@@ -156,7 +161,7 @@ class Load:
         return {
             "seconds": seconds,
             "requests_count": len(self.latencies_ms),
-            "accepted_count": self.statuses[202] * self.plan.batch_count + self.statuses[207] * self.plan.batch_count,
+            "accepted_count": self.statuses[self.plan.success_status] * self.plan.batch_count,
             "statuses": dict(self.statuses),
             "received_count": received,
             "latency_ms": quantiles(self.latencies_ms),

@@ -64,12 +64,34 @@ class Figures:
         }
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, figures: Figures, delay_seconds: float) -> None:
-        self._figures = figures
+class Answers:
+    """Answers after the delay, with one timer for all that fall due together."""
+
+    def __init__(self, delay_seconds: float) -> None:
         self._delay_seconds = delay_seconds
-        self._buffer = b""
         self._loop = asyncio.get_running_loop()
+        self._waiting: list[asyncio.Transport] = []
+
+    def give(self, transport: asyncio.Transport) -> None:
+        """Answer a request."""
+        if not self._delay_seconds:
+            transport.write(_OK)
+            return
+        if not self._waiting:
+            self._loop.call_later(self._delay_seconds, self._give_all)
+        self._waiting.append(transport)
+
+    def _give_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for transport in waiting:
+            transport.write(_OK)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, figures: Figures, answers: Answers) -> None:
+        self._figures = figures
+        self._answers = answers
+        self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -92,10 +114,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         number, at_ns = read_payload(buffer[end + 4 : end + 64])
         self._figures.note(number, at_ns, time.monotonic_ns())
-        if self._delay_seconds:
-            self._loop.call_later(self._delay_seconds, self._transport.write, _OK)
-        else:
-            self._transport.write(_OK)
+        self._answers.give(self._transport)
 
     def _tell(self, path: bytes) -> None:
         if path == b"/reset":
@@ -105,9 +124,9 @@ class _Connection(asyncio.Protocol):
 
 
 async def _receive(counter_file: Path, delay_ms: float) -> None:
-    figures = Figures(Counter(counter_file))
+    figures, answers = Figures(Counter(counter_file)), Answers(delay_ms / 1_000)
     server = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(figures, delay_ms / 1_000), "127.0.0.1", 0, backlog=4_096
+        lambda: _Connection(figures, answers), "127.0.0.1", 0, backlog=4_096
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

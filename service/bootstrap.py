@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import signal
 import socket
 import threading
@@ -60,18 +61,19 @@ class IdSource:
                 # The top bit stays free, so that counting up within the millisecond cannot overflow.
                 self._last_random = int.from_bytes(os.urandom(10), "big") >> (80 - RANDOM_BITS + 1)
             else:
-                self._last_random += 1 + int.from_bytes(os.urandom(4), "big")
+                self._last_random += 1 + random.getrandbits(32)  # ids need to differ, not to be secret
             return uuid7(self._last_ms, self._last_random)
 
 
-def ledger_of(settings: Settings, role: str) -> Ledger:
-    """The ledger, as a role reaches it."""
+def ledger_of(settings: Settings, role: str, *, one_plan: bool = False) -> Ledger:
+    """The ledger, as a role reaches it; see `open_ledger`."""
     return open_ledger(
         settings.database_url.get_secret_value(),
         connections_max=settings.database_pool_connections_max,
         acquire_timeout_seconds=settings.database_acquire_timeout_seconds,
         statement_timeout_seconds=settings.database_statement_timeout_seconds,
         name=f"hookledger-{role}",
+        one_plan=one_plan,
     )
 
 

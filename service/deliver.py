@@ -72,7 +72,7 @@ class Deliverer:
         self._settles: Coalescer[Settlement, bool] = Coalescer(self._settle_batch)
         self._claiming: set[asyncio.Task[list[asyncio.Task[None]]]] = set()
         self._attempts: set[asyncio.Task[None]] = set()
-        self._settling: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()  # of the attempts, those whose outcome is not known yet
         self._stopping = False
         self._awake_at = clock.monotonic()
         self._woke_at = float("-inf")
@@ -129,13 +129,11 @@ class Deliverer:
             # What is being claimed now is released unsent, and that has to be settled too.
             await asyncio.wait(set(self._claiming))
         if self._attempts:
-            _, late = await asyncio.wait(set(self._attempts), timeout=grace_seconds)
-            for attempt in late:
+            await asyncio.wait(set(self._attempts), timeout=grace_seconds)
+            for attempt in set(self._sending):
                 attempt.cancel()
-            if late:
-                await asyncio.wait(late)
-        if self._settling:
-            await asyncio.wait(set(self._settling), timeout=_SETTLE_AT_STOP_SECONDS)
+            if self._attempts:
+                await asyncio.wait(set(self._attempts), timeout=_SETTLE_AT_STOP_SECONDS)
 
     async def _claim_and_start(self, delivery_ids: Sequence[uuid.UUID]) -> list[asyncio.Task[None]]:
         """Claim within slots that were taken; give back those that no claim fills."""
@@ -176,7 +174,13 @@ class Deliverer:
 
     async def _attempt(self, claim: Claim, asked_at: float) -> None:
         """One attempt, whole. `asked_at` is when the claim was asked for: the lease is no older."""
-        exchange = await self._send(claim, asked_at)
+        attempt = asyncio.current_task()
+        assert attempt is not None, "an attempt is a task of its own"
+        self._sending.add(attempt)
+        try:
+            exchange = await self._send(claim, asked_at)
+        finally:
+            self._sending.discard(attempt)  # from here on a stop waits: a known outcome is still written
         outcome = classify(exchange, claim.response_rules)
         decision = decide(
             outcome,
@@ -198,11 +202,7 @@ class Deliverer:
             decision=decision,
             exchange=exchange,
         )
-        # Shielded: an attempt that is broken off after its answer came still has its outcome written.
-        settling = asyncio.create_task(self._settle(claim, settlement, settle_until=asked_at + claim.lease_seconds))
-        self._settling.add(settling)
-        settling.add_done_callback(self._settling.discard)
-        await asyncio.shield(settling)
+        await self._settle(claim, settlement, settle_until=asked_at + claim.lease_seconds)
 
     async def _send(self, claim: Claim, asked_at: float) -> Exchange:
         assert transactions_open() == 0, "no ledger connection is held across a request"

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 
 from service.domain import limits
+from service.domain.pace import gathering_seconds
 from service.errors import QueueUnavailable
 from service.ports import HintQueue
 from service.telemetry import events
@@ -44,6 +45,7 @@ class Hints:
             batch, self._waiting = self._waiting, []
             try:
                 await self._queue.hint(batch)
+                await asyncio.sleep(gathering_seconds(len(batch)))
             except QueueUnavailable as error:
                 # Said once for an outage: under load it would be thousands of lines about nothing lost.
                 if not self._down:

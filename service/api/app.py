@@ -17,11 +17,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from service import bootstrap
 from service.api import actions, batches, deliveries, destinations, dlq, dlq_schemas, operations, schemas
 from service.api.auth import PUBLIC_PATHS, Authentication, KeyCheck
-from service.api.failures import on_problem, on_unavailable
+from service.api.failures import on_bug, on_problem, on_unavailable
+from service.api.lane import PATH as INTAKE_PATH
 from service.api.lane import IntakeLane
 from service.api.problems import MEDIA_TYPE, FieldError, Problem, ProblemBody, ProblemError
 from service.api.state import AppState
@@ -43,6 +45,12 @@ under one identity, until the receiver has it or an operator sees it in the dead
 
 
 class _Hookledger(FastAPI):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == INTAKE_PATH and scope["method"] == "POST":
+            await self.state.lane(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             self.openapi_schema = _openapi(self)
@@ -63,13 +71,12 @@ def create_app(settings: Settings | None) -> FastAPI:
     )
     for module in _MODULES:
         app.include_router(module.router)
-    app.add_middleware(IntakeLane)
-    app.add_middleware(Authentication)  # the last one added is the outermost
+    app.add_middleware(Authentication)
     app.add_exception_handler(ProblemError, on_problem)
     app.add_exception_handler(RequestValidationError, _on_parameters)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(LedgerUnavailable, on_unavailable)
-    app.add_exception_handler(Exception, _on_bug)
+    app.add_exception_handler(Exception, on_bug)
     return app
 
 
@@ -93,6 +100,7 @@ def _lifespan(settings: Settings) -> Any:
             allow=AllowList.parse(settings.egress_allow),
             envelope_bytes_max=limits.ENVELOPE_BYTES_MAX,
         )
+        app.state.lane = IntakeLane(app.state.key_check, app.state.parts)
         bootstrap.settle_memory()
         log.info(events.STARTED)
         yield
@@ -129,11 +137,6 @@ def _methods_of(request: Request) -> str:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     return ", ".join(sorted(methods))
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    log.error(events.REQUEST_FAILED, path=request.url.path, exc_info=error)
-    return await on_problem(request, ProblemError(Problem.INTERNAL, "the service failed; its log says why"))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -13,12 +13,14 @@ import time
 import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import MEDIA_TYPE, Problem, ProblemError, as_response_body
+from service.api.bodies import RawHeaders
+from service.api.failures import as_response, refusal
+from service.api.problems import Problem, ProblemError
 from service.domain import limits
 from service.domain.ids import Prefix, parse_typeid, to_typeid
 from service.errors import LedgerUnavailable
@@ -27,6 +29,7 @@ from service.ledger.session import Ledger
 
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs"})
 KEY_PREFIX: Final = "hlk_"
+_HEADER_BYTES_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +52,57 @@ class KeyCheck:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._kept: OrderedDict[uuid.UUID, _Kept] = OrderedDict()
+        # Of headers that held a valid key, by their hash: so that no secret is kept.
+        self._principals: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
-    async def __call__(self, authorization: str | None) -> Principal | None:
+    async def __call__(self, authorization: bytes | None) -> Principal | None:
         """The principal of a header, or None when it holds no valid key. Raises LedgerUnavailable."""
-        presented = _parse(authorization)
+        if authorization is None or len(authorization) > _HEADER_BYTES_MAX:
+            return None
+        header_hash = hashlib.sha256(authorization).digest()
+        known = self._principals.get(header_hash)
+        if known is not None and known[1] >= time.monotonic():
+            return known[0]
+        presented = _parse(authorization.decode("latin-1"))
         if presented is None:
             return None
         key_id, secret = presented
-        key = await self._find(key_id)
+        kept = await self._find(key_id)
+        key = kept.key
         given_hash = hashlib.sha256(secret.encode()).digest()
         if key is None or not hmac.compare_digest(given_hash, key.secret_sha256) or key.revoked_at is not None:
             return None
-        return Principal(key.tenant, to_typeid(Prefix.KEY, key.id))
+        principal = Principal(key.tenant, to_typeid(Prefix.KEY, key.id))
+        _keep(self._principals, header_hash, (principal, kept.until))
+        return principal
 
-    async def _find(self, key_id: uuid.UUID) -> keys.StoredKey | None:
+    async def _find(self, key_id: uuid.UUID) -> _Kept:
         now = time.monotonic()
         kept = self._kept.get(key_id)
         if kept is None or kept.until < now:
             kept = _Kept(await keys.find(self._ledger, key_id), now + limits.KEY_CACHE_SECONDS)
-            self._kept[key_id] = kept
-            if len(self._kept) > limits.KEY_CACHE_ENTRIES_MAX:
-                self._kept.popitem(last=False)
-        return kept.key
+            _keep(self._kept, key_id, kept)
+        return kept
+
+    def forget(self) -> None:
+        """Look everything up anew."""
+        self._kept.clear()
+        self._principals.clear()
 
 
-def _parse(authorization: str | None) -> tuple[uuid.UUID, str] | None:
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > limits.KEY_CACHE_ENTRIES_MAX:
+        kept.popitem(last=False)
+
+
+def _parse(authorization: str) -> tuple[uuid.UUID, str] | None:
     """The key id and secret of a header, or None when it is not of the form."""
-    if authorization is None or len(authorization) > 256:
-        return None
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.startswith(KEY_PREFIX):
         return None
@@ -97,30 +123,39 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         check: KeyCheck = scope["app"].state.key_check
-        authorization = [value for name, value in scope["headers"] if name == b"authorization"]
         try:
-            principal = await check(authorization[0].decode("latin-1") if len(authorization) == 1 else None)
+            principal = await check(authorization_of(scope["headers"]))
         except LedgerUnavailable:
             await _refuse(scope, send, ProblemError(Problem.UNAVAILABLE, "the ledger does not answer"))
             return
         if principal is None:
-            problem = ProblemError(
-                Problem.UNAUTHENTICATED,
-                "send Authorization: Bearer hlk_…, a key that is known and not revoked",
-                headers={"www-authenticate": 'Bearer realm="hookledger"'},
-            )
-            await _refuse(scope, send, problem)
+            await _refuse(scope, send, unauthenticated())
             return
         scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
 
+def authorization_of(headers: RawHeaders) -> bytes | None:
+    """The `Authorization` of a request that has exactly one."""
+    found = [value for name, value in headers if name == b"authorization"]
+    return found[0] if len(found) == 1 else None
+
+
+def unauthenticated() -> ProblemError:
+    """A request without a valid key."""
+    return ProblemError(
+        Problem.UNAUTHENTICATED,
+        "send Authorization: Bearer hlk_…, a key that is known and not revoked",
+        headers={"www-authenticate": 'Bearer realm="hookledger"'},
+    )
+
+
 async def _refuse(scope: Scope, send: Send, error: ProblemError) -> None:
-    body = as_response_body(error.body(scope["path"]))
-    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **error.headers}
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.problem.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    await as_response(refusal(scope["path"], error))(scope, _no_more, send)
+
+
+async def _no_more() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def principal_of(request: Request) -> Principal:

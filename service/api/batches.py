@@ -11,7 +11,7 @@ from msgspec import Raw
 from service.accept import Answer
 from service.api.auth import Principal, principal_of
 from service.api.bodies import answer, decode, read_body, schema_of
-from service.api.deliveries import accepted, new_delivery, tell
+from service.api.deliveries import accepted, new_delivery, stand
 from service.api.problems import Problem, ProblemError
 from service.api.schemas import BatchAnswer, BatchItem, BatchRequest, BatchResult
 from service.api.state import AppState, state_of
@@ -41,7 +41,9 @@ _item_decoder = msgspec.json.Decoder(BatchItem)
 async def create_deliveries(request: Request) -> Response:
     """Commit what can be committed; one bad item never fails the others."""
     state, principal = state_of(request), principal_of(request)
-    body = await read_body(request, max(limits.BATCH_BYTES_MAX, state.intake_bytes_max))
+    body = await read_body(
+        request.scope["headers"], request.receive, max(limits.BATCH_BYTES_MAX, state.intake_bytes_max)
+    )
     items = decode(_decoder, body).deliveries
     rows = [await _row(state, principal, item) for item in items]
     # All at once, so that they share the group commits.
@@ -77,10 +79,10 @@ async def _result(request: Request, row: NewDelivery | _Refusal, given: Answer |
         return _refused(request, given)
     assert isinstance(row, NewDelivery), "what was no row was refused"
     try:
-        told = await tell(state_of(request), row, given)
+        standing = await stand(state_of(request), row, given)
     except (ProblemError, LedgerUnavailable) as refusal:
         return _refused(request, refusal)
-    return BatchResult(status=told.status, delivery=told.view, problem=None)
+    return BatchResult(status=standing.status, delivery=standing.view, problem=None)
 
 
 def _refused(request: Request, refusal: _Refusal) -> BatchResult:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from service.api.problems import FieldError, Problem, ProblemError, invalid, json_pointer
 from service.domain import limits
 
 T = TypeVar("T")
+RawHeaders = Iterable[tuple[bytes, bytes]]  # as ASGI gives them: names in lower case
 
 _MSGSPEC_AT = re.compile(r"^(?P<detail>.*) - at (?:`key` in )?`(?P<path>\$[^`]*)`$", re.DOTALL)
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -19,21 +23,45 @@ _UTF_8 = re.compile(r"(?:charset=\"?(?:utf-8|us-ascii)\"?)?;?", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE)
 
 
-async def read_body(request: Request, bytes_max: int) -> bytes:
-    """The body, refused with 415 when it is not JSON and with 413 before it is buffered."""
-    content_type = request.headers.get("content-type", "")
+async def read_body(headers: RawHeaders, receive: Receive, bytes_max: int) -> bytes:
+    """The body, refused with 415 when it is not JSON and with 413 before it is buffered.
+
+    Raises ClientDisconnect when the client leaves before its request is whole.
+    """
+    content_type, declared = "", ""
+    for name, value in headers:
+        if name == b"content-type":
+            content_type = value.decode("latin-1")
+        elif name == b"content-length":
+            declared = value.decode("latin-1")
+    if content_type != "application/json":
+        _check_content_type(content_type)
+    if declared.isdigit() and (len(declared) > 15 or int(declared) > bytes_max):
+        raise _too_large(bytes_max)
+    body, more = await _chunk(receive)
+    if not more and len(body) <= bytes_max:
+        return body  # all at once, as nearly always
+    whole = bytearray(body)
+    while more and len(whole) <= bytes_max:
+        body, more = await _chunk(receive)
+        whole += body
+    if len(whole) > bytes_max:
+        raise _too_large(bytes_max)
+    return bytes(whole)
+
+
+def _check_content_type(content_type: str) -> None:
     media_type, _, parameters = content_type.partition(";")
     if not _JSON_TYPE.fullmatch(media_type.strip()) or not _UTF_8.fullmatch(parameters.strip()):
         raise ProblemError(Problem.UNSUPPORTED_MEDIA_TYPE, "send the body as application/json, in UTF-8")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and (len(declared) > 15 or int(declared) > bytes_max):
-        raise _too_large(bytes_max)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise _too_large(bytes_max)
-    return bytes(body)
+
+
+async def _chunk(receive: Receive) -> tuple[bytes, bool]:
+    """The next part of the body, and whether there are more."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
 
 
 def _too_large(bytes_max: int) -> ProblemError:
@@ -67,15 +95,15 @@ def _not_json(body: bytes, error: Exception) -> str:
 
 async def read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """The body of anything but an intake: small."""
-    return decode(decoder, await read_body(request, limits.REQUEST_BYTES_MAX))
+    return decode(decoder, await read_body(request.scope["headers"], request.receive, limits.REQUEST_BYTES_MAX))
 
 
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
 
 
 def answer(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
-    return Response(_encoder.encode(body), status, headers, "application/json")
+    return Response(encode(body), status, headers, "application/json")
 
 
 def schema_of(kind: Any) -> dict[str, str]:

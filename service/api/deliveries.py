@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any, assert_never, cast
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.types import Receive
 
 from service import accept
 from service.accept import Accepted, Answer
 from service.api import intake
 from service.api.auth import Principal, principal_of
-from service.api.bodies import answer, decode, read_body, schema_of
+from service.api.bodies import RawHeaders, answer, decode, encode, read_body, schema_of
+from service.api.failures import as_response
 from service.api.paging import decode_cursor, encode_cursor, malformed_cursor
-from service.api.problems import Problem, ProblemError, not_found
+from service.api.problems import Problem, ProblemError, Told, not_found
 from service.api.queries import (
     METADATA,
     Cursor,
@@ -65,16 +68,29 @@ _KEY_HEADER = {
 )
 async def create_delivery(request: Request) -> Response:
     """Commit the delivery to the ledger; the answer is given after the commit."""
-    state, principal = state_of(request), principal_of(request)
-    key = intake.parse_idempotency_key(request.headers.getlist("idempotency-key"))
-    body = await read_body(request, state.intake_bytes_max)
-    delivery_request = decode(_decoder, body)
+    # The lane (api.lane) takes the same way, and takes it first.
+    told = await take_delivery(state_of(request), principal_of(request), request.scope["headers"], request.receive)
+    return as_response(told)
+
+
+async def take_delivery(state: AppState, principal: Principal, headers: RawHeaders, receive: Receive) -> Told:
+    """Commit the delivery of a request to the ledger; the answer is given after the commit.
+
+    Raises a problem, LedgerUnavailable, or ClientDisconnect.
+    """
+    key = intake.parse_idempotency_key(
+        [value.decode("latin-1") for name, value in headers if name == b"idempotency-key"]
+    )
+    delivery_request = decode(_decoder, await read_body(headers, receive, state.intake_bytes_max))
     delivery = await new_delivery(state, principal, key, delivery_request)
-    told = await tell(state, delivery, await accepted(state, delivery))
-    headers = {"location": f"/deliveries/{told.view.id}"}
-    if told.replayed:
-        headers["idempotency-replayed"] = "true"
-    return answer(told.view, told.status, headers)
+    standing = await stand(state, delivery, await accepted(state, delivery))
+    answer_headers = [_JSON, (b"location", b"/deliveries/%b" % standing.view.id.encode())]
+    if standing.replayed:
+        answer_headers.append((b"idempotency-replayed", b"true"))
+    return Told(standing.status, answer_headers, encode(standing.view))
+
+
+_JSON = (b"content-type", b"application/json")
 
 
 async def accepted(state: AppState, delivery: NewDelivery) -> Answer:
@@ -109,24 +125,24 @@ async def new_delivery(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a client is told of a request that stands for a delivery."""
+class Stands:
+    """What a request stands for: a delivery, of its own or of another."""
 
     status: int
     view: DeliveryView
     replayed: bool = False
 
 
-async def tell(state: AppState, delivery: NewDelivery, given: Answer) -> Told:
+async def stand(state: AppState, delivery: NewDelivery, given: Answer) -> Stands:
     """The identity table (docs/api.md). Raises its refusals."""
     match given:
         case Accepted(row):
-            return Told(202, _fresh_view(delivery, row, to_typeid(Prefix.DELIVERY, row.id)))
+            return Stands(202, _fresh_view(delivery, row, to_typeid(Prefix.DELIVERY, row.id)))
         case accept.Replayed(delivery_id):
             view = await _existing(state, delivery.tenant, delivery_id, duplicate=False)
-            return Told(200, view, replayed=True)
+            return Stands(200, view, replayed=True)
         case accept.Duplicate(delivery_id):
-            return Told(200, await _existing(state, delivery.tenant, delivery_id, duplicate=True))
+            return Stands(200, await _existing(state, delivery.tenant, delivery_id, duplicate=True))
         case accept.KeyMismatch():
             raise ProblemError(
                 Problem.IDEMPOTENCY_MISMATCH, "the key was used for a different request; use a new key for a new one"
@@ -151,11 +167,16 @@ async def _existing(state: AppState, tenant: str, delivery_id: uuid.UUID, *, dup
     return msgspec.structs.replace(view, duplicate=duplicate)
 
 
+_destination_text = functools.lru_cache(limits.DESTINATION_IDS_KEPT_MAX)(
+    functools.partial(to_typeid, Prefix.DESTINATION)
+)
+
+
 def _fresh_view(delivery: NewDelivery, row: Inserted, text: str) -> DeliveryView:
     """A delivery that was committed a moment ago, told without reading it back."""
     return DeliveryView(
         id=text,
-        destination_id=to_typeid(Prefix.DESTINATION, delivery.destination_id),
+        destination_id=_destination_text(delivery.destination_id),
         event_id=delivery.event_id,
         event_type=delivery.event_type,
         state="pending",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime as dt
+import functools
 import hashlib
 import re
 import uuid
@@ -84,10 +85,16 @@ def named_destination(request: DeliveryRequest) -> uuid.UUID | None:
         raise invalid(FieldError("/destination_id", "give either destination_id or url"))
     if request.destination_id is None:
         return None
-    destination_id = parse_typeid(Prefix.DESTINATION, request.destination_id)
+    destination_id = _destination_id(request.destination_id)
     if destination_id is None:
         raise unknown_destination()
     return destination_id
+
+
+# Few destinations take most of the requests.
+_destination_id = functools.lru_cache(limits.DESTINATION_IDS_KEPT_MAX)(
+    functools.partial(parse_typeid, Prefix.DESTINATION)
+)
 
 
 def unknown_destination() -> ProblemError:

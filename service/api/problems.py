@@ -40,6 +40,14 @@ class Problem(Enum):
         return self.value[1]
 
 
+class Told(msgspec.Struct, frozen=True):
+    """An answer as it goes out; its length is added then."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
 class FieldError(msgspec.Struct, frozen=True):
     """Where in the body, as a JSON Pointer (RFC 6901), and what is wrong there."""
 

@@ -63,7 +63,7 @@ DIAL_PATIENCE_SECONDS: Final = 1.0  # for one address of a name while another wa
 TLS_SHUTDOWN_SECONDS: Final = 1.0
 PROXY_CHECK_SECONDS: Final = 5.0  # for `hookledger doctor`, which asks whether the egress proxy accepts
 KEPT_ALIVE_MAX: Final = 1_024  # idle connections of one process; the longest idle goes first
-KEPT_ALIVE_PER_DESTINATION_MAX: Final = 32
+KEPT_ALIVE_PER_DESTINATION_MAX: Final = 128
 KEPT_ALIVE_SECONDS: Final = 30.0
 KEPT_ALIVE_MARGIN_SECONDS: Final = 1.0  # leave before the receiver does: its `Keep-Alive: timeout=`
 CONNECTION_SECONDS_MAX: Final = 300.0  # after this a name is looked up and judged anew
@@ -103,3 +103,4 @@ DRY_RUN_SAMPLE: Final = 20
 KEY_CACHE_SECONDS: Final = 3.0  # how long a look-up is kept, and so how long a revoked key may still work
 KEY_CACHE_ENTRIES_MAX: Final = 10_000
 AD_HOC_CACHE_ENTRIES_MAX: Final = 10_000
+DESTINATION_IDS_KEPT_MAX: Final = 4_096  # of which both forms are remembered, text and number

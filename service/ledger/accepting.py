@@ -14,11 +14,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from service.ledger.session import Ledger, Statement
 
 
-@dataclass(frozen=True, slots=True)
-class NewDelivery:
+class NewDelivery(msgspec.Struct, frozen=True):
     """One validated request, ready for the ledger.
 
     `due_at` is absolute, and means "now" when it is None or past; `delay_seconds` counts from the commit instead.
@@ -43,8 +44,7 @@ class NewDelivery:
     deadline_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(msgspec.Struct, frozen=True):
     """A row of this flush became a delivery. `hintable`: due at once, at an active destination."""
 
     id: uuid.UUID

@@ -166,8 +166,13 @@ def open_ledger(
     acquire_timeout_seconds: float,
     statement_timeout_seconds: float,
     name: str,
+    one_plan: bool = False,
 ) -> Ledger:
-    """Make the pool. Connects lazily; `name` shows in pg_stat_activity."""
+    """Make the pool. Connects lazily; `name` shows in pg_stat_activity.
+
+    `one_plan`: each statement is planned once for whatever values, and not for each call. Right for a role
+    whose statements find rows by their keys, where planning costs as much as executing.
+    """
     return Ledger(
         acquire_timeout_seconds,
         dsn=database_url,
@@ -178,6 +183,10 @@ def open_ledger(
             "application_name": name,
             "timezone": "UTC",
             "jit": "off",
+            # Every statement has its index. Without this, one that is planned while a week's partition is new and
+            # empty reads all of it, and goes on to do so as it grows, until statistics are next taken.
+            "enable_seqscan": "off",
+            "plan_cache_mode": "force_generic_plan" if one_plan else "auto",
             "default_transaction_isolation": "read committed",
             "statement_timeout": str(int(statement_timeout_seconds * 1000)),
             "idle_in_transaction_session_timeout": "15000",

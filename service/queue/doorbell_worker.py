@@ -22,6 +22,7 @@ from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
 from service.domain import limits
+from service.domain.pace import gathering_seconds
 from service.queue.arq_queue import DOORBELL, JOB_NAME, JOB_PREFIX, QUEUE_NAME, connect, dumps, loads, translated
 
 HEALTH_KEY: Final = "hookledger:worker-health"
@@ -99,8 +100,10 @@ class DoorbellWorker(Worker):
             while self.allow_pick_jobs or self.tasks or self._is_acknowledging:
                 self._rung.clear()
                 if self.allow_pick_jobs:
-                    self._start(await self.take())
+                    hints = await self.take()
+                    self._start(hints)
                     await self.heart_beat()
+                    await asyncio.sleep(gathering_seconds(sum(len(hint.delivery_ids) for hint in hints)))
                 if self._failed is not None:
                     self._failed.result()
                 if listening.done():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import datetime as dt
 import hashlib
 import uuid
 
+import msgspec
 import pytest
 
 from service.accept import (
@@ -39,7 +39,7 @@ async def test_a_new_request_is_committed_and_then_hinted(world: World) -> None:
 async def test_the_same_key_and_request_is_a_replay(world: World) -> None:
     destination = await world.destination()
     first = world.request(destination.id, key="k")
-    again = dataclasses.replace(first, id=world.new_id())
+    again = msgspec.structs.replace(first, id=world.new_id())
     assert isinstance(await world.intake.accept(first), Accepted)
     assert await world.intake.accept(again) == Replayed(first.id)
 
@@ -55,7 +55,7 @@ async def test_another_key_for_the_same_event_is_a_duplicate_and_later_a_replay_
     first_id = await world.accepted(destination.id, event_id="e")
     other = world.request(destination.id, event_id="e")
     assert await world.intake.accept(other) == Duplicate(first_id)
-    assert await world.intake.accept(dataclasses.replace(other, id=world.new_id())) == Replayed(first_id)
+    assert await world.intake.accept(msgspec.structs.replace(other, id=world.new_id())) == Replayed(first_id)
 
 
 async def test_the_same_event_with_another_payload_is_a_conflict_however_often_it_is_sent(world: World) -> None:
@@ -63,7 +63,7 @@ async def test_the_same_event_with_another_payload_is_a_conflict_however_often_i
     first_id = await world.accepted(destination.id, event_id="e", body=b"1")
     other = world.request(destination.id, event_id="e", body=b"2")
     assert await world.intake.accept(other) == EventConflict(first_id)
-    assert await world.intake.accept(dataclasses.replace(other, id=world.new_id())) == EventConflict(first_id)
+    assert await world.intake.accept(msgspec.structs.replace(other, id=world.new_id())) == EventConflict(first_id)
 
 
 async def test_the_same_event_at_two_destinations_is_two_deliveries(world: World) -> None:
@@ -78,7 +78,7 @@ async def test_one_key_a_hundred_times_at_once_over_two_processes_is_one_deliver
     request = world.request(destination.id, key="k")
     answers = await asyncio.gather(
         *(
-            (world if number % 2 else other_process).intake.accept(dataclasses.replace(request, id=world.new_id()))
+            (world if number % 2 else other_process).intake.accept(msgspec.structs.replace(request, id=world.new_id()))
             for number in range(100)
         )
     )
