@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 import aiohttp
@@ -220,7 +220,7 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"| {title} | {rate:,.0f} | {rate / base:.1f}x | {cpu:,.0f} µs |")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Compare outbound HTTP engines.")
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.receive:
         uvloop.run(_receive())
     elif options.engine:

@@ -49,3 +49,8 @@ def memory_mb(pid: int, field: str = "VmRSS") -> float:
 def forget_peak(pid: int) -> None:
     """Let `VmHWM` begin anew."""
     (_PROC / str(pid) / "clear_refs").write_text("5")
+
+
+def own_pid() -> int:
+    """This process."""
+    return os.getpid()
