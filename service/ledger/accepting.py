@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from service.ledger.partitions import Weekly
 from service.ledger.session import Ledger, Statement
 
 
@@ -74,7 +75,7 @@ class Standing:
     event_payload_sha256: bytes | None
 
 
-_INSERT = Statement("""
+_INSERT = Weekly("""
 WITH input AS (
     SELECT i.*, d.attempts_max, d.state AS destination_state,
         greatest(coalesce(i.due_at, now() + make_interval(secs => i.delay_seconds)), now()) AS next_attempt_at,
@@ -101,13 +102,13 @@ WITH input AS (
     ON CONFLICT DO NOTHING
     RETURNING delivery_id
 ), new_payloads AS (
-    INSERT INTO payloads (delivery_id, destination_id, tenant, event_id, event_type, content_type, headers, metadata,
+    INSERT INTO {payloads} (delivery_id, destination_id, tenant, event_id, event_type, content_type, headers, metadata,
                           body_sha256, body)
     SELECT id, destination_id, tenant, event_id, event_type, content_type, CAST(headers AS jsonb),
            CAST(metadata AS jsonb), body_sha256, body
     FROM input JOIN new_identities ON delivery_id = id
 ), new_deliveries AS (
-    INSERT INTO deliveries (id, destination_id, tenant, state, next_attempt_at, deadline_at, wake_at, attempts_max)
+    INSERT INTO {deliveries} (id, destination_id, tenant, state, next_attempt_at, deadline_at, wake_at, attempts_max)
     SELECT id, destination_id, tenant, 'pending', next_attempt_at,
         coalesce(deadline_at, next_attempt_at + make_interval(secs => deadline_after)),
         greatest(next_attempt_at, now() + make_interval(secs => :visibility_seconds)), attempts_max
@@ -148,8 +149,7 @@ async def insert_new(
         "window_seconds": window_seconds,
         "visibility_seconds": visibility_seconds,
     }
-    async with ledger.statement() as connection:
-        written = await connection.rows(_INSERT, values)
+    written = await _INSERT.rows(ledger, [row.id for row in batch], values)
     deliveries = {
         row["id"]: Inserted(
             id=row["id"],

@@ -25,6 +25,7 @@ from service.domain.delivery import (
 from service.domain.outcome import Exchange, Outcome
 from service.domain.retry import Budget, RetryPolicy
 from service.ledger.destinations import policy_of
+from service.ledger.partitions import Weekly
 from service.ledger.session import Ledger, Row, Statement
 
 
@@ -81,16 +82,16 @@ class Settlement:
     crashed_claims: int = 0
 
 
-_CLAIM = Statement("""
+_CLAIM = Weekly("""
 WITH chosen AS (
     SELECT d.id, t.timeout_seconds
-    FROM deliveries d JOIN destinations t ON t.id = d.destination_id
+    FROM {deliveries} d JOIN destinations t ON t.id = d.destination_id
     WHERE d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'pending' AND d.next_attempt_at <= now()
         AND d.deadline_at > now() AND t.state = 'active'
     ORDER BY d.id
     FOR NO KEY UPDATE OF d SKIP LOCKED
 ), claimed AS (
-    UPDATE deliveries d
+    UPDATE {deliveries} d
     SET state = 'delivering', attempt_count = d.attempt_count + 1, claimed_at = now(), worker = :worker,
         wake_at = NULL, parked = false,
         lease_until = now() + make_interval(secs => chosen.timeout_seconds + :margin_seconds)
@@ -103,7 +104,7 @@ SELECT c.*, p.event_id, p.event_type, p.content_type, p.headers, p.body,
     t.url, t.headers AS destination_headers, t.timeout_seconds, t.schedule_seconds, t.base_seconds, t.cap_seconds,
     t.on_ambiguous, t.response_rules, s.secret_ids, s.ciphertexts, s.public_keys
 FROM claimed c
-JOIN payloads p ON p.delivery_id = c.id AND p.delivery_id = ANY(CAST(:ids AS uuid[]))
+JOIN {payloads} p ON p.delivery_id = c.id AND p.delivery_id = ANY(CAST(:ids AS uuid[]))
 JOIN destinations t ON t.id = c.destination_id
 LEFT JOIN LATERAL (
     SELECT array_agg(s.id ORDER BY s.created_at DESC, s.id DESC) AS secret_ids,
@@ -125,8 +126,7 @@ async def claim(
     the primary keys. Claims come back oldest due first; ids that are not claimable simply do not.
     """
     values = {"ids": list(delivery_ids), "worker": worker, "margin_seconds": lease_margin_seconds}
-    async with ledger.statement() as connection:
-        claimed = await connection.rows(_CLAIM, values)
+    claimed = await _CLAIM.rows(ledger, delivery_ids, values)
     return [_claim(row, lease_margin_seconds) for row in claimed]
 
 
@@ -160,7 +160,7 @@ def _claim(row: Row, lease_margin_seconds: float) -> Claim:
     )
 
 
-_SETTLE = Statement("""
+_SETTLE = Weekly("""
 WITH s AS (
     SELECT * FROM unnest(
         CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:scheduled_ats AS timestamptz[]),
@@ -171,7 +171,7 @@ WITH s AS (
     ) AS s(id, number, scheduled_at, claimed_at, trigger, worker, outcome, phase, status_code, error, latency_ms,
            excerpt, state, delay_seconds, dead_reason, crashed_claims, uncharged)
 ), moved AS (
-    UPDATE deliveries d
+    UPDATE {deliveries} d
     SET state = s.state, lease_until = NULL, dead_reason = s.dead_reason, crashed_claims = s.crashed_claims,
         attempts_max = d.attempts_max + s.uncharged, uncharged_count = d.uncharged_count + s.uncharged,
         next_trigger = 'schedule',
@@ -185,7 +185,7 @@ WITH s AS (
     WHERE d.id = s.id AND d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'delivering' AND d.attempt_count = s.number
     RETURNING d.id, d.attempt_count
 )
-INSERT INTO attempts (delivery_id, number, scheduled_at, started_at, trigger, worker, outcome, phase, status_code,
+INSERT INTO {attempts} (delivery_id, number, scheduled_at, started_at, trigger, worker, outcome, phase, status_code,
                       error, latency_ms, response_excerpt)
 SELECT s.id, s.number, s.scheduled_at, s.claimed_at, s.trigger, s.worker, s.outcome, s.phase, s.status_code, s.error,
     s.latency_ms, s.excerpt
@@ -201,8 +201,8 @@ async def settle(ledger: Ledger, batch: Sequence[Settlement]) -> set[uuid.UUID]:
     that moved; for the others the caller is a zombie, or this very settlement was committed before
     (`settle_late` tells the two apart). `batch` holds no delivery twice.
     """
-    async with ledger.statement() as connection:
-        moved = await connection.rows(_SETTLE, _settle_values(batch))
+    values = _settle_values(batch)
+    moved = await _SETTLE.rows(ledger, [settlement.delivery_id for settlement in batch], values)
     return {row["delivery_id"] for row in moved}
 
 

@@ -1,4 +1,6 @@
-"""Weekly partitions, made ahead of time. A week is a range of UUIDv7 ids, which carry their time.
+"""Weekly partitions, made ahead of time, and statements that go straight to one.
+
+A week is a range of UUIDv7 ids, which carry their time.
 
 A DEFAULT partition takes what lies outside, such as the ids of an API whose clock is far off, so an
 accept never fails for want of a partition. Retention drops whole weeks.
@@ -7,12 +9,15 @@ accept never fails for want of a partition. Retention drops whole weeks.
 from __future__ import annotations
 
 import datetime as dt
+import functools
+import time
 import uuid
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from service.errors import LedgerRefused, LedgerUnavailable
-from service.ledger.session import Ledger, Statement
+from service.ledger.session import Ledger, Row, Statement
 
 PARTITIONED: Final = {"deliveries": "id", "payloads": "delivery_id", "attempts": "delivery_id"}
 WEEKS_AHEAD: Final = 4
@@ -21,7 +26,13 @@ WEEKS_AHEAD: Final = 4
 _LOCK: Final = 0x686F6F6B7061
 _CHECK_VIOLATION: Final = "23514"
 _IN_THE_WAY: Final = ("55P03", "57014")  # lock_timeout and statement_timeout ran out
+_NOT_THERE_FOR_US: Final = ("42P01", "42501")  # no such table; no right to it
 _WEEK: Final = dt.timedelta(weeks=1)
+_WEEK_MS: Final = 7 * 86_400_000
+_EPOCH_MONDAY: Final = dt.datetime(1969, 12, 29, tzinfo=dt.UTC)  # of the week in which Unix time begins
+_EPOCH_TO_MONDAY_MS: Final = 3 * 86_400_000
+_WEEKS_KEPT: Final = 16  # of which a statement is remembered in its own form
+_ELSEWHERE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,55 @@ def statements(table: str, week: Week) -> list[str]:
 
 def _name(table: str, week: Week) -> str:
     return f"{table}_{week.suffix}"
+
+
+class Weekly:
+    """A statement over `{deliveries}`, `{payloads}` and `{attempts}`: sent to one week's partitions where that serves.
+
+    Through their parents, what a statement costs before it touches a row grows with every week that is kept: each
+    partition is opened and locked. Straight to a partition it costs the same after years. The rows of a week
+    are all in its partition or, when that could not be made, all elsewhere; then, and where the role has no
+    right to the partition itself, the statement goes to the parents.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.everywhere = Statement(text.format_map({table: table for table in PARTITIONED}))
+        self._in_week = functools.lru_cache(_WEEKS_KEPT)(self._write)
+        self._elsewhere: dict[str, float] = {}  # weeks without partitions for us, and until when not to ask again
+
+    async def rows(self, ledger: Ledger, ids: Collection[uuid.UUID], values: Mapping[str, Any]) -> list[Row]:
+        """Run it in one commit for deliveries with these ids, and read its rows."""
+        week = week_of(ids)
+        if week is not None and self._elsewhere.get(week, 0.0) <= time.monotonic():
+            try:
+                async with ledger.statement() as connection:
+                    return await connection.rows(self._in_week(week), values)
+            except LedgerRefused as refused:
+                if refused.sqlstate not in _NOT_THERE_FOR_US:
+                    raise
+                if len(self._elsewhere) >= _WEEKS_KEPT:
+                    self._elsewhere.clear()
+                self._elsewhere[week] = time.monotonic() + _ELSEWHERE_SECONDS
+        async with ledger.statement() as connection:
+            return await connection.rows(self.everywhere, values)
+
+    def _write(self, suffix: str) -> Statement:
+        return Statement(self._text.format_map({table: f"{table}_{suffix}" for table in PARTITIONED}))
+
+
+def week_of(ids: Collection[uuid.UUID]) -> str | None:
+    """The suffix of the week that all of the ids lie in; None when there are several, or none."""
+    weeks_begun = {((each.int >> 80) + _EPOCH_TO_MONDAY_MS) // _WEEK_MS for each in ids}
+    return _suffix(weeks_begun.pop()) if len(weeks_begun) == 1 else None
+
+
+@functools.lru_cache(maxsize=64)
+def _suffix(weeks_begun: int) -> str | None:
+    try:
+        return _week(_EPOCH_MONDAY + weeks_begun * _WEEK).suffix
+    except OverflowError:  # an id of no time that a calendar knows
+        return None
 
 
 # Not `to_regclass`: it answers from the session's cache, which waiting for an advisory lock does not

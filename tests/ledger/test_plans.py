@@ -94,7 +94,7 @@ async def before_and_after(world: World, state_at_statistics: str, state: str) -
 async def test_a_claim_goes_by_the_primary_key(world: World, at_statistics: str) -> None:
     ids = await before_and_after(world, at_statistics, "pending")
     used = on_deliveries(
-        await indexes_of(world, attempting._CLAIM, {"ids": ids[:50], "worker": "w", "margin_seconds": 15.0})
+        await indexes_of(world, attempting._CLAIM.everywhere, {"ids": ids[:50], "worker": "w", "margin_seconds": 15.0})
     )
     assert used
     assert all(name.endswith("_pkey") for name in used), used
@@ -104,7 +104,7 @@ async def test_a_claim_goes_by_the_primary_key(world: World, at_statistics: str)
 async def test_a_settle_goes_by_the_primary_key(world: World, at_statistics: str) -> None:
     ids = await before_and_after(world, at_statistics, "delivering")
     values = attempting._settle_values(settlements(world, ids[:50]))
-    used = on_deliveries(await indexes_of(world, attempting._SETTLE, values))
+    used = on_deliveries(await indexes_of(world, attempting._SETTLE.everywhere, values))
     assert used
     assert all(name.endswith("_pkey") for name in used), used
 
