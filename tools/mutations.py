@@ -48,11 +48,15 @@ _MERGE = "ORDER BY {columns}\n    ON CONFLICT ({columns}) DO UPDATE SET {written
 _UNDONE = """
 import contextlib
 
-@contextlib.asynccontextmanager
-async def _undone(ledger):
-    async with ledger.transaction() as connection:
-        yield connection
-        await connection.rollback()
+class _Undo(Exception):
+    pass
+
+async def _undone(ledger, values):
+    with contextlib.suppress(_Undo):
+        async with ledger.transaction() as connection:
+            claimed = await connection.rows(_CLAIM.everywhere, values)
+            raise _Undo
+    return claimed
 
 """
 
@@ -76,7 +80,7 @@ MUTATIONS: Final = (
         "the committed intent: a claim is committed before a byte is sent",
         "service/ledger/attempting.py",
         (
-            ("ledger.statement() as connection:\n        claimed", "_undone(ledger) as connection:\n        claimed"),
+            ("await _CLAIM.rows(ledger, delivery_ids, values)", "await _undone(ledger, values)"),
             ("async def claim(", _UNDONE + "async def claim("),
         ),
         ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
