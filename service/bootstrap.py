@@ -44,6 +44,11 @@ def settle_memory() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
+def allow_list_of(settings: Settings) -> AllowList:
+    """Where destinations may lie beyond the public space, and never this service's own API."""
+    return AllowList.parse(settings.egress_allow).without_ourselves(settings.api_host, settings.api_port)
+
+
 class IdSource:
     """New UUIDv7 ids: rising within a millisecond, so that rows made together lie together."""
 
@@ -100,7 +105,7 @@ def intake_of(settings: Settings, ledger: Ledger, hints: Hints) -> Intake:
 def deliverer_of(settings: Settings, ledger: Ledger, worker: str) -> tuple[Deliverer, HttpSender]:
     """The deliver story, and the sender to be closed after it."""
     proxy = parse_proxy(settings.egress_proxy.get_secret_value())
-    sender = HttpSender(AllowList.parse(settings.egress_allow), proxy=proxy)
+    sender = HttpSender(allow_list_of(settings), proxy=proxy)
     bounds = Bounds(slots_count=settings.worker_slots, lease_margin_seconds=settings.lease_margin_seconds)
     return Deliverer(ledger, sender, keyring_of(settings), SystemClock(), bounds, worker=worker), sender
 

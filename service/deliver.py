@@ -206,8 +206,17 @@ class Deliverer:
 
     async def _send(self, claim: Claim, asked_at: float) -> Exchange:
         assert transactions_open() == 0, "no ledger connection is held across a request"
+        phase = Phase.NOT_SENT
+
+        def may_write() -> bool:
+            nonlocal phase
+            holds = self._holds(asked_at)
+            if holds:
+                phase = Phase.WRITTEN
+            return holds
+
         try:
-            request = self._request(claim, asked_at)
+            request = self._request(claim, may_write)
         except KeyringError as error:
             log.error(events.SECRET_UNREADABLE, destination_id=str(claim.destination_id), error=str(error))
             return Exchange(Phase.NOT_SENT, 0, fault=Fault.INTERNAL, error=str(error))
@@ -220,10 +229,10 @@ class Deliverer:
         try:
             return await self._sender.send(request)
         except asyncio.CancelledError:
-            # Broken off at the end of the grace: how far it came is not known, and is not guessed.
-            return Exchange(Phase.WRITTEN, 0, fault=Fault.SHUTDOWN, error="broken off by the worker's stop")
+            # Broken off at the end of the grace. Once the first byte may have gone out, how far it came is not known.
+            return Exchange(phase, 0, fault=Fault.SHUTDOWN, error="broken off by the worker's stop")
 
-    def _request(self, claim: Claim, asked_at: float) -> OutboundRequest:
+    def _request(self, claim: Claim, may_write: Callable[[], bool]) -> OutboundRequest:
         """The request of this attempt: the accepted bytes, this moment's timestamp, the current secrets."""
         webhook_id = to_typeid(Prefix.DELIVERY, claim.delivery_id)
         timestamp = int(self._clock.now().timestamp())
@@ -250,7 +259,7 @@ class Deliverer:
             body=claim.body,
             timeout_seconds=claim.timeout_seconds,
             pool_key=str(claim.destination_id),
-            may_write=lambda: self._holds(asked_at),
+            may_write=may_write,
         )
 
     def _signing_key(self, claim: Claim, secret: Secret) -> bytes | signing.Ed25519Sign:
@@ -283,8 +292,8 @@ class Deliverer:
             exchange = settlement.exchange
             ours = exchange is not None and exchange.fault in OUR_FAULTS and exchange.fault is not Fault.SHUTDOWN
             (log.warning if ours else log.info)(events.ATTEMPT_SETTLED, **_wide(claim, settlement))
-            if settlement.decision == Bury(DeadReason.GONE):
-                await self._disable(claim)
+            if settlement.decision == Bury(DeadReason.GONE) and exchange is not None:
+                await self._disable(claim, exchange)
 
     async def _until(
         self, settle_until: float, settlement: Settlement, write: Callable[[Settlement], Awaitable[bool]]
@@ -309,14 +318,16 @@ class Deliverer:
     async def _settle_late(self, settlement: Settlement) -> bool:
         return await attempting.settle_late(self._ledger, settlement)
 
-    async def _disable(self, claim: Claim) -> None:
-        """410: the receiver wants no more, so the destination takes no more until someone enables it."""
+    async def _disable(self, claim: Claim, exchange: Exchange) -> None:
+        """Gone: the receiver wants no more, so the destination takes no more until someone enables it."""
+        ruled = str(exchange.status_code) in claim.response_rules
+        said = f"{exchange.status_code}, which its response_rules call gone" if ruled else "410 Gone"
         deed = Deed(
             tenant=claim.tenant,
             actor="worker",
             action="destination.disable",
             subject=to_typeid(Prefix.DESTINATION, claim.destination_id),
-            reason="the receiver answered 410 Gone",
+            reason=f"the receiver answered {said}",
         )
         try:
             if await destinations.disable(self._ledger, deed, claim.destination_id):

@@ -85,6 +85,8 @@ class ScriptedSender:
             self._arrived.notify_all()
         if self.on_send is not None:
             await self.on_send(request)
+        if not request.may_write():  # asked last before the first byte, as by the real one
+            return unsent(Fault.INTERNAL)
         if not self.released.is_set():
             self.hanging.set()
             await self.released.wait()

@@ -30,7 +30,6 @@ from service.api.state import AppState
 from service.clock import SystemClock
 from service.destinations import Destinations
 from service.domain import limits
-from service.domain.address import AllowList
 from service.errors import LedgerUnavailable, StartError
 from service.hints import Hints
 from service.settings import Settings
@@ -97,7 +96,7 @@ def _lifespan(settings: Settings) -> Any:
             destinations=Destinations(ledger, bootstrap.keyring_of(settings), new_id),
             new_id=new_id,
             clock=SystemClock(),
-            allow=AllowList.parse(settings.egress_allow),
+            allow=bootstrap.allow_list_of(settings),
             envelope_bytes_max=limits.ENVELOPE_BYTES_MAX,
         )
         app.state.lane = IntakeLane(app.state.key_check, app.state.parts)

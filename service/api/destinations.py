@@ -74,7 +74,7 @@ async def create_destination(request: Request) -> Response:
         "response_rules": wanted.response_rules or {},
         **_retry_columns(wanted.retry),
     }
-    _check_texts(wanted.name, wanted.owner)
+    _check_texts(name=wanted.name, owner=wanted.owner)
     intake.check_custom_headers(values["headers"])
     created = await state.destinations.create(principal.tenant, principal.actor, values, secret)
     view = DestinationWithSecret(**_fields(created.destination), secret=created.secret)
@@ -99,10 +99,10 @@ def _secret(destinations: Destinations, own: str | None, signature: str | None, 
     return secret
 
 
-def _check_texts(*texts: str | None) -> None:
-    for text in texts:
+def _check_texts(*, name: str | None, owner: str | None) -> None:
+    for pointer, text in (("/name", name), ("/owner", owner)):
         if text is not None and not text.isprintable():
-            raise invalid(FieldError("/name", "names and owners are printable text on one line"))
+            raise invalid(FieldError(pointer, "names and owners are printable text on one line"))
 
 
 def _retry_columns(retry: RetrySpec | None) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _changes(wanted: DestinationPatch, current: StoredDestination) -> dict[str, 
         value = getattr(wanted, name)
         if value is not UNSET:
             changes[name] = value
-    _check_texts(changes.get("name"), changes.get("owner"))
+    _check_texts(name=changes.get("name"), owner=changes.get("owner"))
     if "headers" in changes:
         intake.check_custom_headers(changes["headers"])
     if wanted.retry is not UNSET:

@@ -28,7 +28,8 @@ JSON_CONTENT_TYPE: Final = "application/json"
 BYTES_CONTENT_TYPE: Final = "application/octet-stream"
 
 _KEY: Final = re.compile(r'"(?P<quoted>(?:[\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"|(?P<bare>[\x21-\x7e]+)')
-_CONTENT_TYPE: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*;[\x20-\x7e]*)?")
+_PART: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_CONTENT_TYPE: Final = re.compile(rf"{_PART}/{_PART}(?: *;(?:[\x20-\x7e]*[\x21-\x7e])?)?")
 
 
 def parse_idempotency_key(values: list[str]) -> str:

@@ -23,7 +23,7 @@ Timeout = Annotated[
 ]
 # "$" alone would also match before a last line feed.
 VISIBLE: Final = r"^[\x21-\x7e]+(?!\n)$"
-RuleStatus = Annotated[str, Meta(pattern=r"^[2-5][0-9][0-9](?!\n)$")]
+RuleStatus = Annotated[str, Meta(pattern=r"^[2-9][0-9][0-9](?!\n)$")]
 Rules = Annotated[
     dict[RuleStatus, Literal["success", "retryable", "throttled", "gone", "rejected"]],
     Meta(max_length=limits.RESPONSE_RULES_MAX, description="What a status means at this destination."),

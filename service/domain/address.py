@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, Self
 from urllib.parse import unquote_to_bytes
@@ -225,9 +225,13 @@ _LOCAL_NAMES: Final = ("localhost", ".localhost")  # RFC 6761: always this machi
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The non-public ranges an operator lets destinations use, each with its port. Empty: none."""
+    """The non-public ranges an operator lets destinations use, each with its port. Empty: none.
+
+    `ours` is where this service itself listens, which no entry opens: it would deliver to itself.
+    """
 
     entries: tuple[tuple[IPNetwork, int | None], ...] = ()  # no port: every port
+    ours: frozenset[tuple[IPAddress, int]] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -235,6 +239,15 @@ class AllowList:
         if not text.strip():
             return cls()
         return cls(tuple(_parse_entry(part.strip()) for part in text.split(",")))
+
+    def without_ourselves(self, host: str, port: int) -> Self:
+        """The same list for a service that listens there. A host that is a name names no address."""
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return self
+        local = (ip_address("127.0.0.1"), ip_address("::1")) if address.is_unspecified else (address,)
+        return replace(self, ours=frozenset((each, port) for each in local))
 
     def permits(self, address: IPAddress, port: int) -> bool:
         """Whether an entry covers this very address; a disguise is covered by its own range alone."""
@@ -254,6 +267,8 @@ def _parse_entry(text: str) -> tuple[IPNetwork, int | None]:
 
 def judge(address: IPAddress, port: int, allow: AllowList) -> str | None:
     """Say why a connection to this address is refused, or nothing when it may be made."""
+    if (address, port) in allow.ours:
+        return f"{address} port {port} is this service itself"
     reason = _not_public(address)
     if reason is None or allow.permits(address, port):
         return None

@@ -71,7 +71,7 @@ def check_headers(headers: Mapping[str, str]) -> list[HeaderProblem]:
         problems.append(HeaderProblem("", f"The headers are longer than {HEADERS_BYTES_MAX} bytes together."))
     seen: set[str] = set()
     for name, value in headers.items():
-        detail = _form_problem(name, value) or _refusal(name.lower())
+        detail = _form_problem(name, value) or _refusal(name.lower().replace("_", "-"))
         if detail is None and name.lower() in seen:
             detail = "The header stands twice: names differ in more than upper and lower case."
         seen.add(name.lower())

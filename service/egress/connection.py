@@ -10,6 +10,7 @@ import asyncio
 import select
 from typing import cast
 
+from service.domain.limits import TLS_WRITTEN_BYTES_MAX
 from service.domain.outcome import Fault, Phase
 from service.egress.faults import WireError
 from service.egress.response import NotHttp, ResponseReader
@@ -28,12 +29,15 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._incoming = select.poll()
         self._over: asyncio.Future[None] | None = None
+        self._is_tls = False
+        self._request_bytes = 0
 
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport and watch its descriptor."""
         self._transport = cast("asyncio.Transport", transport)
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
         self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
@@ -79,7 +83,17 @@ class Connection(asyncio.Protocol):
             and self._transport is not None
             and not self._transport.is_closing()
             and self._transport.get_write_buffer_size() == 0
+            and not self._may_be_unwritten(self.reader)
         )
+
+    def _may_be_unwritten(self, reader: ResponseReader) -> bool:
+        """Whether a part of the request may wait below TLS, where no buffer tells its size.
+
+        An early refusal of a large request is such a case: the next request would stand in line behind the rest.
+        """
+        if not self._is_tls or self._request_bytes <= TLS_WRITTEN_BYTES_MAX:
+            return False
+        return reader.head is None or reader.head.status_code // 100 != 2
 
     async def exchange(self, head: bytes, body: bytes, deadline: float) -> ResponseReader:
         """Write the request, read the response. Raises WireError when no head arrives.
@@ -91,6 +105,7 @@ class Connection(asyncio.Protocol):
             raise WireError(Phase.NOT_SENT, Fault.CONNECT, "the connection ended before the request was written")
         self.reader = reader = ResponseReader()
         self._over = self._loop.create_future()
+        self._request_bytes = len(head) + len(body)
         if len(body) <= _ONE_WRITE_BYTES_MAX:
             transport.write(head + body)
         else:

@@ -7,6 +7,7 @@ own machine lacks (descriptors, ports, memory) is ours and is never charged to a
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 from typing import Final
@@ -61,4 +62,7 @@ def tls_error(error: OSError) -> WireError:
 
 
 def _text(error: OSError) -> str:
+    # The event loop has its own text, with the address in it; a lookup's errors have numbers of their own.
+    if error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
     return error.strerror or type(error).__name__

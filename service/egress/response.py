@@ -16,13 +16,19 @@ from service.domain.limits import (
     CHUNK_LINE_BYTES_MAX,
     EXCERPT_BYTES_MAX,
     RESPONSE_BYTES_MAX,
+    RESPONSE_CHUNK_LINES_MAX,
+    RESPONSE_HEADER_BYTES_KEPT_MAX,
     RESPONSE_HEADERS_BYTES_MAX,
 )
 
 _VERSION = b"HTTP/1."
 _HEAD_END = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9]) ([1-9][0-9][0-9])(?: .*)?", re.DOTALL)
-_HEADER = re.compile(rb"^([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(.*)$", re.MULTILINE)
+_HEADER = re.compile(rb"^([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([^\x00\r\n]*)\r?$", re.MULTILINE)
+# What is looked at. A head may hold ten thousand headers; kept, they would take a megabyte for each exchange.
+_LOOKED_AT: Final = frozenset(
+    {b"connection", b"content-length", b"keep-alive", b"location", b"retry-after", b"transfer-encoding"}
+)
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"(?:^|[, ])timeout=([0-9]{1,6})(?:$|[, ])")
@@ -36,7 +42,7 @@ class NotHttp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A complete status line and headers, as they came."""
+    """A complete status line, and those headers that are looked at, as they came."""
 
     status_code: int
     headers: list[tuple[bytes, bytes]]
@@ -73,7 +79,9 @@ class ResponseReader:
         "_body",
         "_body_bytes",
         "_chunk",
+        "_chunk_lines_count",
         "_head_bytes",
+        "_heads_bytes",
         "_left",
         "_pending",
         "done",
@@ -92,7 +100,9 @@ class ResponseReader:
         self.reusable = False
         self.idle_seconds_max: int | None = None
         self._pending = b""  # the start of a head, or of a line of a chunked body
-        self._head_bytes = 0  # of all heads so far: interim ones must not go on for ever
+        self._head_bytes = 0  # that arrived before the final head was complete
+        self._heads_bytes = 0  # of all heads that were read: interim ones must not go on for ever
+        self._chunk_lines_count = 0
         self._body = _Body.LENGTH
         self._body_bytes = 0
         self._left = 0  # bytes of the body, or of this chunk, still to come
@@ -102,6 +112,11 @@ class ResponseReader:
     def started(self) -> bool:
         """Whether any byte of a response arrived."""
         return self._head_bytes > 0
+
+    @property
+    def body_bytes_count(self) -> int:
+        """How many bytes arrived behind the head."""
+        return self._body_bytes
 
     def feed(self, data: bytes) -> bool:
         """Take the next bytes; true when the response is over. Raises NotHttp."""
@@ -143,7 +158,8 @@ class ResponseReader:
                     raise NotHttp(f"the response head is longer than {RESPONSE_HEADERS_BYTES_MAX} bytes")
                 self._pending = buffer
                 return None
-            if end.end() > RESPONSE_HEADERS_BYTES_MAX:
+            self._heads_bytes += end.end()
+            if self._heads_bytes > RESPONSE_HEADERS_BYTES_MAX:
                 raise NotHttp(f"the response head is longer than {RESPONSE_HEADERS_BYTES_MAX} bytes")
             final = self._read_head(buffer[: end.start()])
             buffer = buffer[end.end() :]
@@ -161,8 +177,13 @@ class ResponseReader:
         status_code = int(status_line[2])
         if status_code < 200 and status_code != _SWITCHING_PROTOCOLS:
             return False
-        headers = [(name, value.strip(b" \t\r")) for name, value in _HEADER.findall(rest)]
-        malformed = bool(rest) and len(headers) != rest.count(b"\n") + 1
+        found = _HEADER.findall(rest)
+        malformed = bool(rest) and len(found) != rest.count(b"\n") + 1
+        headers = [
+            (name, value.strip(b" \t")[:RESPONSE_HEADER_BYTES_KEPT_MAX])
+            for name, value in found
+            if name.lower() in _LOOKED_AT
+        ]
         self.head = Head(status_code, headers)
         self.reusable = status_line[1] != b"0"
         self._frame(status_code, headers, malformed)
@@ -174,7 +195,8 @@ class ResponseReader:
         if malformed:
             self._give_up_on_body("a response header is malformed; the body was not read to its end")
         elif status_code in _BODILESS:
-            self.reusable = self.reusable and status_code != _SWITCHING_PROTOCOLS
+            # One that announces a body all the same may send it, and the next answer would be read from there.
+            self.reusable = self.reusable and status_code != _SWITCHING_PROTOCOLS and not lengths and not codings
         elif codings:
             # A length beside a coding is how responses are split: read, but never trusted again.
             self.reusable = self.reusable and not lengths
@@ -208,7 +230,10 @@ class ResponseReader:
         self.note = note
 
     def _feed_body(self, data: bytes) -> bool:
+        room = RESPONSE_BYTES_MAX - self._body_bytes
         self._body_bytes += len(data)
+        if len(data) > room:
+            data = data[:room]  # what lies beyond is not even looked at
         match self._body:
             case _Body.LENGTH:
                 self._feed_length(data)
@@ -261,6 +286,10 @@ class ResponseReader:
             self.reusable = False  # more than the response: nobody asked for it
 
     def _read_chunk_line(self, line: bytes) -> None:
+        self._chunk_lines_count += 1
+        if self._chunk_lines_count > 2 * RESPONSE_CHUNK_LINES_MAX:  # of each chunk, the size and the end
+            self.cut(f"the response body was not read beyond {RESPONSE_CHUNK_LINES_MAX} chunks")
+            return
         match self._chunk:
             case _Chunk.SIZE if size := _CHUNK_SIZE.fullmatch(line):
                 self._left = int(size[1], 16)

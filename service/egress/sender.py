@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import ssl
+from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 
 from service.domain.address import AllowList, EgressProxy, UrlProblem, parse_url
 from service.domain.headers import wire_problem
-from service.domain.limits import ERROR_CHARS_MAX
+from service.domain.limits import ERROR_CHARS_MAX, HOST_CHARS_MAX
 from service.domain.outcome import Exchange, Fault, Phase
 from service.egress.dial import Resolve
 from service.egress.faults import WireError
 from service.egress.guard import Guard, SystemResolver, tls_context
 from service.egress.transport import NOTE, ROUTE, Route, WireTransport
 from service.ports import OutboundRequest
+
+_NOT_MODIFIED: Final = 304
 
 
 class HttpSender:
@@ -94,7 +98,7 @@ async def _facts(response: httpx.Response, latency_ms: int) -> Exchange:
     status_code = response.status_code
     note: str | None = response.extensions[NOTE]
     headers = {name.lower(): value for name, value in reversed(response.headers.raw)}  # of two, the first counts
-    if status_code // 100 == 3:
+    if status_code // 100 == 3 and status_code != _NOT_MODIFIED:
         note = _redirect(status_code, headers.get(b"location"))
     return Exchange(
         Phase.RESPONDED,
@@ -110,10 +114,18 @@ def _redirect(status_code: int, location: bytes | None) -> str:
     """Where a redirect points, by host alone: its path and query may carry a secret."""
     if location is None:
         return f"{status_code} without a Location"
-    where = parse_url(location.decode("latin-1"))
-    if isinstance(where, UrlProblem):
-        return f"{status_code} to a Location without a valid host; redirects are not followed"
-    return f"{status_code} to {where.host}; redirects are not followed"
+    host = _host_of(location.decode("latin-1"))
+    where = "a Location without a valid host" if host is None else host
+    return f"{status_code} to {where}; redirects are not followed"
+
+
+def _host_of(location: str) -> str | None:
+    """For people: nothing goes there, so a reference that could not be sent to is read as well."""
+    try:
+        host = urlsplit(location).hostname
+    except ValueError:
+        return None
+    return host[:HOST_CHARS_MAX] if host and host.isascii() else None
 
 
 def _one_line(text: str) -> str:

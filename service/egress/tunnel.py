@@ -113,7 +113,7 @@ async def _ask(sock: socket.socket, request: bytes) -> int:
         raise proxy_error(f"does not speak HTTP: {error}") from error
     except OSError as error:
         raise proxy_error("cut the connection before it answered") from error
-    if 200 <= reader.head.status_code <= 299 and reader.excerpt:
+    if 200 <= reader.head.status_code <= 299 and reader.body_bytes_count:
         # Nothing was asked of the destination yet: these bytes would be taken for its answer.
         raise proxy_error("sent more than its answer")
     return reader.head.status_code

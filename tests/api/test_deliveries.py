@@ -175,6 +175,11 @@ BAD_BODIES = {
     "split header": (b'{"payload":1,"url":"http://127.0.0.1/","headers":{"a":"b\\r\\nc: d"}}', "/headers/a"),
     "bad base64": (b'{"payload_base64":"*","url":"http://127.0.0.1/"}', "/payload_base64"),
     "content type of JSON": (b'{"payload":1,"content_type":"text/x","url":"http://127.0.0.1/"}', "/content_type"),
+    "content type that ends in a blank": (
+        b'{"payload_base64":"","content_type":"text/plain; charset=utf-8 ","url":"http://127.0.0.1/"}',
+        "/content_type",
+    ),
+    "this service itself": (b'{"payload":1,"url":"http://127.0.0.1:8080/healthz"}', "/url"),
     "bad content type": (b'{"payload_base64":"","content_type":"a\\r\\nb","url":"http://127.0.0.1/"}', "/content_type"),
     "naive time": (b'{"payload":1,"url":"http://127.0.0.1/","deliver_at":"2027-01-01T00:00:00"}', "/deliver_at"),
     "two times": (

@@ -326,3 +326,17 @@ async def test_a_bare_urls_secret_is_learnt_by_rotating_it(api: httpx.AsyncClien
     )
     rotated = await api.post(f"/destinations/{accepted.json()['destination_id']}/rotate-secret")
     assert signing.parse_secret(rotated.json()["secret"]) is not None
+
+
+@pytest.mark.parametrize("field", ["name", "owner"])
+async def test_a_text_that_is_not_printable_is_pointed_at(api: httpx.AsyncClient, field: str) -> None:
+    refused = await api.post("/destinations", json={"url": "http://127.0.0.1:9/hook", field: "a\nb"})
+    assert [each["pointer"] for each in is_problem(refused, 422, "validation")["errors"]] == [f"/{field}"]
+
+
+async def test_a_rule_may_name_any_final_status(api: httpx.AsyncClient) -> None:
+    rules = {"200": "retryable", "599": "success", "999": "rejected"}
+    created = await api.post("/destinations", json={"url": "http://127.0.0.1:9/hook", "response_rules": rules})
+    assert created.json()["response_rules"] == rules
+    wrong = await api.post("/destinations", json={"url": "http://127.0.0.1:9/hook", "response_rules": {"102": "gone"}})
+    is_problem(wrong, 422, "validation")

@@ -100,6 +100,16 @@ async def test_what_no_retry_can_mend_is_dead_at_once(world: World, exchange: Ex
     assert (row["state"], row["dead_reason"], row["attempt_count"]) == ("dead", reason, 1)
 
 
+async def test_a_rule_that_calls_a_status_gone_is_named_as_the_reason(world: World) -> None:
+    destination = await world.destination(response_rules={"404": "gone"})
+    world.sender.script = [answered(404)]
+    await world.accepted(destination.id)
+    await world.work()
+    found = await world.destinations.find(TENANT, destination.id)
+    assert found is not None
+    assert found.disabled_reason == "the receiver answered 404, which its response_rules call gone"
+
+
 async def test_410_disables_the_destination_and_what_waits_for_it_dies_clearly(world: World) -> None:
     destination = await world.destination()
     waiting_id = await world.accepted(destination.id, delay_seconds=60.0)

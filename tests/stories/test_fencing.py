@@ -220,6 +220,25 @@ async def test_an_attempt_broken_off_by_the_end_of_the_grace_is_unknown(world: W
     assert (row["state"], row["last_outcome"]) == ("pending", "unknown")
 
 
+async def test_an_attempt_broken_off_while_it_connects_is_not_sent_and_uncharged(world: World) -> None:
+    destination = await world.destination(on_ambiguous="hold")
+    delivery_id = await world.accepted(destination.id)
+    connecting = asyncio.Event()
+
+    async def connect(_: object) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    world.sender.on_send = connect
+    working = asyncio.create_task(world.work())
+    await asyncio.wait_for(connecting.wait(), SIGNALS_WITHIN_SECONDS)
+    await world.deliverer.stop(0.0)
+    await working
+    row = await world.view(delivery_id)
+    assert (row["state"], row["attempts_max"], row["last_outcome"]) == ("pending", 19, "not_sent")
+    assert not row["may_have_been_delivered"]
+
+
 async def test_an_answer_that_came_before_the_end_of_the_grace_is_settled_before_the_stop_ends(world: World) -> None:
     destination = await world.destination()
     delivery_id = await world.accepted(destination.id)

@@ -298,3 +298,22 @@ def test_a_proxy_that_cannot_be_read_says_so_in_plain_words_without_its_password
     with pytest.raises(ValueError, match=r"^must ") as caught:
         parse_proxy(text)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "refused"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0.0.0.0", "::1", True),
+        ("::", "127.0.0.1", True),
+        ("8.8.8.8", "8.8.8.8", True),
+        ("a.name", "127.0.0.1", False),
+    ],
+)
+def test_this_service_itself_is_no_destination_whatever_is_allowed(host: str, address: str, refused: bool) -> None:
+    allow = AllowList.parse("127.0.0.0/8:*,::1/128:*").without_ourselves(host, 8080)
+    said = judge(ip_address(address), 8080, allow)
+    assert (said is not None and "this service itself" in said) is refused
+    assert judge(ip_address(address), 8081, allow) is None

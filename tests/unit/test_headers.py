@@ -93,3 +93,9 @@ def test_the_services_own_headers_may_be_written_once() -> None:
     assert wire_problem([*own, ("Proxy-Authorization", "x")]) is not None
     assert wire_problem([*own, ("X-A", "a\nb")]) is not None
     assert wire_problem([*own, ("HOST", "x")]) == "header 'HOST': The header belongs to the connection."
+
+
+@pytest.mark.parametrize("name", ["webhook_signature", "Webhook_Id", "content_length", "Transfer_Encoding", "proxy_x"])
+def test_a_name_that_some_servers_take_for_one_of_ours_is_refused(name: str) -> None:
+    """CGI and WSGI put an underscore where a hyphen was, and cannot tell the two apart."""
+    assert [problem.name for problem in check_headers({name: "x"})] == [name]

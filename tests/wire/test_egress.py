@@ -131,7 +131,7 @@ async def test_the_allow_list_opens_a_range_for_its_port_alone(dialled: list[Any
         await sender.close()
 
 
-@pytest.mark.parametrize("answer", [["8.8.8.8", "10.0.0.1"], ["10.0.0.1", "8.8.8.8"], ["127.0.0.1", "fd00::1"]])
+@pytest.mark.parametrize("answer", [["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], ["127.0.0.1", "fd00::1"]])
 async def test_a_name_with_one_denied_answer_is_refused_whole(dialled: list[Any], answer: list[str]) -> None:
     sender = HttpSender(LOOPBACK, resolve=Names(mixed_example=[answer]))
     exchange = await sender.send(post("http://mixed.example/"))
