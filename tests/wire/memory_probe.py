@@ -1,6 +1,6 @@
 """A process of its own that sends many requests at once and prints what its memory peaked at.
 
-python -m tests.wire.memory_probe CALM_URL BOMBS_URL COUNT
+python -m tests.wire.memory_probe CALM_URL BOMBS_URL COUNT TIMEOUT_SECONDS
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-async def _main(calm_url: str, bombs_url: str, count: int) -> None:
+async def _main(calm_url: str, bombs_url: str, count: int, timeout_seconds: float) -> None:
     sender = HttpSender(AllowList.parse("127.0.0.0/8:*"))
 
     async def all_at_once(url: str) -> list[int]:
-        requests = (post(url, timeout_seconds=60, pool_key=str(number)) for number in range(count))
+        requests = (post(url, timeout_seconds=timeout_seconds, pool_key=str(number)) for number in range(count))
         exchanges = await asyncio.gather(*(sender.send(request) for request in requests))
         return sorted({exchange.status_code or 0 for exchange in exchanges})
 
@@ -42,4 +42,4 @@ async def _main(calm_url: str, bombs_url: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    uvloop.run(_main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
