@@ -218,6 +218,23 @@ MUTATIONS: Final = (
         ("tests/wire/test_egress.py",),
     ),
     Mutation(
+        "our headers win over what a row was forced to hold",
+        "service/deliver.py",
+        (
+            (
+                "merged |= {name: (name, value) for name, value in ours.items()}",
+                "merged = {name: (name, value) for name, value in ours.items()} | merged",
+            ),
+        ),
+        ("tests/api/test_fidelity.py",),
+    ),
+    Mutation(
+        "what is received costs little time: a body of tiny chunks is cut",
+        "service/egress/response.py",
+        (("if self._chunk_lines_count > 2 * RESPONSE_CHUNK_LINES_MAX:", "if self._chunk_lines_count < 0:"),),
+        ("tests/wire/test_hostile.py",),
+    ),
+    Mutation(
         "the payload goes out byte for byte",
         "service/api/intake.py",
         (("body = bytes(request.payload)", 'body = bytes(request.payload).replace(b" ", b"")'),),
