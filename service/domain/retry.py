@@ -19,10 +19,8 @@ DEADLINE_SECONDS_DEFAULT: Final = 3 * 86_400
 # On top of an explicit schedule or a Retry-After: enough to spread a crowd, little enough to read.
 _ON_TOP_RATIO: Final = 0.1
 
-# After a fault of our own: long enough not to spin, short enough that nobody waits long for a mended bug. It
-# doubles a few times, because each try is a row, and a proxy that is not mended for days would leave thousands.
+# After a fault of our own: long enough not to spin, short enough that nobody waits for a mended bug.
 _OWN_FAULT_DELAY_SECONDS: Final = 30.0
-_OWN_FAULT_DOUBLINGS_MAX: Final = 3
 
 _DELTA_SECONDS = re.compile(r"[0-9]+", re.ASCII)
 
@@ -110,8 +108,7 @@ def decide_lost(policy: RetryPolicy, budget: Budget, *, now: dt.datetime, jitter
 def _own_fault_seconds(budget: Budget, now: dt.datetime, jitter: float) -> float:
     """How soon to try again after a fault of our own: half the time left, at most, so that one still fits."""
     left_seconds = (budget.deadline_at - now).total_seconds()
-    delay_seconds = _OWN_FAULT_DELAY_SECONDS * 2.0 ** min(budget.uncharged_count, _OWN_FAULT_DOUBLINGS_MAX)
-    return max(0.0, min(delay_seconds * (1 - jitter / 2), left_seconds / 2))
+    return max(0.0, min(_OWN_FAULT_DELAY_SECONDS * (1 - jitter / 2), left_seconds / 2))
 
 
 def _again(

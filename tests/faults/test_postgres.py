@@ -253,7 +253,7 @@ async def disk_full(stack: Stack) -> AsyncIterator[None]:
     )
     for table in tables:
         await connection.execute(
-            f"CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON {table} EXECUTE FUNCTION disk_full()"
+            f"CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION disk_full()"
         )
     yield
     for table in tables:

@@ -117,14 +117,6 @@ def test_a_release_leaves_time_for_another_attempt_before_the_deadline(
     assert judged(exchange, budget=budget) == Release(delay_seconds)
 
 
-def test_faults_of_our_own_that_go_on_are_tried_less_often_and_never_rarely() -> None:
-    exchange = Exchange(Phase.NOT_SENT, 1, fault=Fault.PROXY)
-    budgets = [Budget(number, 18, FAR, uncharged_count=number - 1) for number in range(1, 7)]
-    assert [judged(exchange, budget=budget) for budget in budgets] == [
-        Release(seconds) for seconds in (30.0, 60.0, 120.0, 240.0, 240.0, 240.0)
-    ]
-
-
 def test_what_faults_of_our_own_held_up_does_not_come_back_all_at_once() -> None:
     exchange = Exchange(Phase.NOT_SENT, 1, fault=Fault.PROXY)
     assert [judged(exchange, jitter=jitter) for jitter in (0.0, 0.5)] == [Release(30.0), Release(22.5)]
