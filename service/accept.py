@@ -6,6 +6,7 @@ hint follows the commit and may fail: the dispatcher finds every due delivery by
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,10 +82,11 @@ class Intake:
         Raises LedgerUnavailable when the commit is not known to have happened; the same request
         with the same key then converges to one delivery.
         """
-        answer = await self._flushes.submit(delivery, len(delivery.body))
-        if isinstance(answer, Duplicate):
-            log.info(events.DELIVERY_DUPLICATE, delivery_id=str(answer.delivery_id), tenant=delivery.tenant)
-        return answer
+        return await self.offer(delivery)
+
+    def offer(self, delivery: NewDelivery) -> asyncio.Future[Answer]:
+        """`accept`, for who brings many at once: what it answers or raises is to come. Raises LedgerBusy at once."""
+        return self._flushes.offer(delivery, len(delivery.body))
 
     async def standing(self, delivery: NewDelivery) -> Answer | None:
         """What the ledger answers to a request that may not become a delivery; None when it is a new one.
@@ -112,9 +114,15 @@ class Intake:
         return [
             Accepted(written.deliveries[row.id])
             if row.id in written.deliveries
-            else explain(row, next(standings), key_is_new=row.id in written.keyed)
+            else _told(row, explain(row, next(standings), key_is_new=row.id in written.keyed))
             for row in batch
         ]
+
+
+def _told(row: NewDelivery, answer: Answer) -> Answer:
+    if isinstance(answer, Duplicate):
+        log.info(events.DELIVERY_DUPLICATE, delivery_id=str(answer.delivery_id), tenant=row.tenant)
+    return answer
 
 
 def explain(row: NewDelivery, standing: Standing, *, key_is_new: bool) -> Answer:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Raw
 
 from service.accept import Answer
+from service.api import intake
 from service.api.auth import Principal, principal_of
 from service.api.bodies import answer, decode, read_body, schema_of
 from service.api.deliveries import accepted, new_delivery, stand
@@ -46,8 +48,7 @@ async def create_deliveries(request: Request) -> Response:
     )
     items = decode(_decoder, body).deliveries
     rows = [await _row(state, principal, item) for item in items]
-    # All at once, so that they share the group commits.
-    given = await asyncio.gather(*(_given(state, row) for row in rows))
+    given = await _all_given(state, rows)
     if all(isinstance(each, LedgerUnavailable) for each in given):
         raise LedgerUnavailable("no item of the batch is known to be committed")
     results = [await _result(request, row, each) for row, each in zip(rows, given, strict=True)]
@@ -65,11 +66,29 @@ async def _row(state: AppState, principal: Principal, item: Raw) -> NewDelivery 
         return refusal
 
 
-async def _given(state: AppState, row: NewDelivery | _Refusal) -> Answer | _Refusal:
+async def _all_given(state: AppState, rows: Sequence[NewDelivery | _Refusal]) -> list[Answer | _Refusal]:
+    """The ledger's answer to each row. All are offered at once, so that they share the group commits."""
+    offered = [_offered(state, row) for row in rows]
+    waited_for = [each for each in offered if isinstance(each, asyncio.Future)]
+    if waited_for:
+        await asyncio.wait(waited_for)
+    return [_outcome(each) if isinstance(each, asyncio.Future) else each for each in offered]
+
+
+def _offered(state: AppState, row: NewDelivery | _Refusal) -> asyncio.Future[Answer] | _Refusal:
     if not isinstance(row, NewDelivery):
         return row
     try:
-        return await accepted(state, row)
+        if intake.too_late(row, state.clock.now()) is not None:  # seldom: it is asked about by itself
+            return asyncio.ensure_future(accepted(state, row))
+        return state.intake.offer(row)
+    except LedgerUnavailable as refusal:
+        return refusal
+
+
+def _outcome(given: asyncio.Future[Answer]) -> Answer | _Refusal:
+    try:
+        return given.result()
     except (ProblemError, LedgerUnavailable) as refusal:
         return refusal
 

@@ -54,6 +54,10 @@ class Coalescer(Generic[T, R]):
 
     async def submit(self, item: T, bytes_count: int = 0) -> R:
         """Wait for the flush that takes the item. Raises LedgerBusy when too many wait already."""
+        return await self.offer(item, bytes_count)
+
+    def offer(self, item: T, bytes_count: int = 0) -> asyncio.Future[R]:
+        """The answer to come, for who offers many at once. Raises LedgerBusy when too many wait already."""
         if len(self._waiting) >= self._waiting_max:
             raise LedgerBusy("too many requests wait for the ledger")
         waiting: _Waiting[T, R] = _Waiting(item, bytes_count)
@@ -63,7 +67,7 @@ class Coalescer(Generic[T, R]):
             runner = asyncio.create_task(self._run())
             self._runners.add(runner)
             runner.add_done_callback(self._runners.discard)
-        return await waiting.answer
+        return waiting.answer
 
     async def _run(self) -> None:
         try:
