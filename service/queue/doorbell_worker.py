@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from arq.connections import ArqRedis
 from arq.jobs import DeserializationError, deserialize_job_raw
 from arq.utils import timestamp_ms
 from arq.worker import Worker, func
@@ -195,13 +196,9 @@ def _delivery_ids(job: bytes) -> list[uuid.UUID]:
         return []
 
 
-async def run_worker(redis_url: str, deliveries: Deliveries, *, stopping: asyncio.Event, aside_seconds: float) -> None:
-    """Take hints and hand their ids on, until `stopping`. Raises QueueUnavailable when Redis goes.
-
-    A hint that is not acknowledged within `aside_seconds` comes back into sight.
-    """
-    redis = connect(redis_url)
-    worker = DoorbellWorker(
+def make_worker(redis: ArqRedis, deliveries: Deliveries, aside_seconds: float) -> DoorbellWorker:
+    """A worker on this connection; a hint that it takes is out of sight for so long."""
+    return DoorbellWorker(
         deliveries,
         aside_seconds,
         functions=[func(_never, name=JOB_NAME, keep_result=0, max_tries=1)],
@@ -214,6 +211,15 @@ async def run_worker(redis_url: str, deliveries: Deliveries, *, stopping: asynci
         health_check_key=HEALTH_KEY,
         log_results=False,
     )
+
+
+async def run_worker(redis_url: str, deliveries: Deliveries, *, stopping: asyncio.Event, aside_seconds: float) -> None:
+    """Take hints and hand their ids on, until `stopping`. Raises QueueUnavailable when Redis goes.
+
+    A hint that is not acknowledged within `aside_seconds` comes back into sight.
+    """
+    redis = connect(redis_url)
+    worker = make_worker(redis, deliveries, aside_seconds)
 
     async def stop_taking() -> None:
         await stopping.wait()

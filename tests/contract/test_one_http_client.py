@@ -42,6 +42,27 @@ def _clients(source: str) -> set[str]:
     }
 
 
+# Servers of our own on the loopback, asked whether they listen.
+OWN_CONNECTIONS = {"embedded/redis.py": {"create_connection"}}
+CONNECTS = {
+    "create_connection",
+    "open_connection",
+    "open_unix_connection",
+    "sock_connect",
+    "connect_ex",
+    "create_datagram_endpoint",
+}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_no_module_outside_egress_opens_a_connection_of_its_own(module: Path) -> None:
+    if module.parts[0] == "egress":
+        return
+    tree = ast.parse((SERVICE / module).read_text(encoding="utf-8"))
+    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in CONNECTS}
+    assert found == OWN_CONNECTIONS.get(module.as_posix(), set())
+
+
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_no_module_outside_egress_imports_an_http_client(module: Path) -> None:
     found = _clients((SERVICE / module).read_text(encoding="utf-8")) - OWN_API_CLIENTS.get(str(module), set())

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import service
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -31,13 +33,29 @@ def test_every_wire_test_is_in_the_table() -> None:
     assert wire - set(NAMED) == set()
 
 
-def test_one_place_makes_a_sender() -> None:
+@pytest.mark.parametrize(
+    ("made", "by"),
+    [
+        ("HttpSender", {"bootstrap.py"}),
+        ("WireTransport", {"egress/sender.py"}),
+        ("Guard", {"egress/sender.py"}),
+    ],
+)
+def test_one_place_makes_a_sender(made: str, by: set[str]) -> None:
     """The console, a redrive and a test event have no way around the guard: nobody else could make one."""
     folder = Path(service.__file__).parent
     makers = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "HttpSender"
+        if isinstance(node, ast.Call) and _called(node) == made
     }
-    assert makers == {"bootstrap.py"}
+    assert makers == by
+
+
+def _called(call: ast.Call) -> str | None:
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return str(name)
+        case _:
+            return None
