@@ -134,7 +134,7 @@ async def test_the_allow_list_opens_a_range_for_its_port_alone(dialled: list[Any
 @pytest.mark.parametrize("answer", [["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], ["127.0.0.1", "fd00::1"]])
 async def test_a_name_with_one_denied_answer_is_refused_whole(dialled: list[Any], answer: list[str]) -> None:
     sender = HttpSender(LOOPBACK, resolve=Names(mixed_example=[answer]))
-    exchange = await sender.send(post("http://mixed.example/"))
+    exchange = await sender.send(post("http://mixed.example/", timeout_seconds=2.0))
     assert (exchange.phase, exchange.fault) == (Phase.NOT_SENT, Fault.BLOCKED)
     assert dialled == []
     await sender.close()
