@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 from service.domain import signing
 from service.listen import Listener, Received
+from tests.accepting import turns
 
 KEY = bytes(range(32))
 SECRET = signing.new_secret(KEY)
@@ -29,6 +30,7 @@ async def listening(
         yield listener
     finally:
         await listener.stop()
+        await turns()
 
 
 class Sender:

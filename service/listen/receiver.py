@@ -105,35 +105,40 @@ class Listener:
         """Close every connection and the port."""
         if self._server is None:
             return
-        self._server.close()
-        for task in self._connections:
+        server, self._server = self._server, None
+        server.close()
+        connections = list(self._connections)
+        for task in connections:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        await self._server.wait_closed()
-        self._server = None
+        await asyncio.gather(*connections, return_exceptions=True)
+        await server.wait_closed()
 
     async def arrivals(self, count: int) -> None:
         """Wait until this many requests have arrived since the start."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: self.received_count >= count)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None or len(self._connections) >= CONNECTIONS_MAX:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: until its first step, `stop` would know nothing of the connection.
+        if self._server is None or len(self._connections) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(lambda _: self._ended(task, writer))
+
+    def _ended(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        # Also for a task that was cancelled before its first step, which runs nothing of its own.
+        self._connections.discard(task)
+        writer.transport.abort()  # does nothing to a connection that is closed
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._converse(reader, writer)
             writer.close()
             await writer.wait_closed()
         except (asyncio.IncompleteReadError, OSError):
             self._on_note("the sender's connection ended within a request or before the answer")
-        except asyncio.CancelledError:
-            pass  # only `stop` cancels, and there is nobody else to tell
-        finally:
-            writer.transport.abort()  # does nothing to a connection that is closed
-            self._connections.discard(task)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         goes_on = True

@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.accepting import Accepting
+
 CHUNK_BYTES: Final = 64 * 1024
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
@@ -163,8 +165,7 @@ class Proxy:
         self._rules: list[_Rule] = []
         self._links: set[_Link] = set()
         self._silent = False
-        self._port = 0
-        self._server: asyncio.Server | None = None
+        self._accepting = Accepting(self._serve)
 
     async def __aenter__(self) -> Self:
         await self.accept()
@@ -178,16 +179,15 @@ class Proxy:
     async def close(self) -> None:
         """End every connection and accept no more."""
         await self.refuse()
-        links = list(self._links)
         self.cut()
-        await asyncio.gather(*(link.ended() for link in links))
+        await self._accepting.stop()
 
     @property
     def url(self) -> str:
         """The server's URL with the proxy's address."""
         parts = urlsplit(self._url)
         credentials, at, _ = parts.netloc.rpartition("@")
-        return urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self._port}"))
+        return urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self._accepting.port}"))
 
     @property
     def connections_count(self) -> int:
@@ -196,15 +196,12 @@ class Proxy:
 
     async def accept(self) -> None:
         """Take new connections, on the same port as ever."""
-        if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-            self._port = self._server.sockets[0].getsockname()[1]
+        if not self._accepting.is_accepting:
+            await self._accepting.start()
 
     async def refuse(self) -> None:
         """Refuse new connections; those that stand go on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        await self._accepting.refuse()
 
     def cut(self) -> None:
         """Reset every connection."""
@@ -272,7 +269,6 @@ class _Link:
         self._flowing.set()
         self._loses_answer = False
         self._over = asyncio.Event()
-        self._ended = asyncio.Event()
 
     @property
     def is_silent(self) -> bool:
@@ -283,9 +279,6 @@ class _Link:
 
     def cut(self) -> None:
         self._over.set()
-
-    async def ended(self) -> None:
-        await self._ended.wait()
 
     async def run(self, host: str, port: int) -> None:
         """Forward until one side ends, or it is cut. A server that is away is an end as well."""
@@ -303,7 +296,6 @@ class _Link:
             _reset(self._client[1])
             if self._server is not None:
                 _reset(self._server[1])
-            self._ended.set()
 
     async def _forward(self) -> None:
         """From the client to the server, a request at a time."""

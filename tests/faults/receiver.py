@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, cast
 
+from tests.accepting import turns
+
 PATIENCE_SECONDS = 40.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -91,12 +93,14 @@ class Receiver:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        await turns()
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
         for connection in list(self._connections):
             connection.transport.abort()
         await self._server.wait_closed()
+        await turns()
 
     def url(self, path: str) -> str:
         """The URL of a path."""

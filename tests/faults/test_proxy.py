@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from tests.accepting import Accepting
 from tests.faults.harness import until
 from tests.faults.proxy import Fault, PostgresWire, Proxy
 
@@ -30,12 +31,9 @@ async def proxy(heard: list[bytes]) -> AsyncIterator[Proxy]:
             while line := await reader.readline():
                 heard.append(line)
                 writer.write(line)
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with Proxy(f"line://127.0.0.1:{port}") as made:
-            yield made
+    async with Accepting(answer) as server, Proxy(f"line://127.0.0.1:{server.port}") as made:
+        yield made
 
 
 class Client:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from tests.accepting import Accepting
 
 SIGNALS_WITHIN_SECONDS = 60.0
 HANG = "hang"
@@ -34,26 +37,20 @@ class ScriptedReceiver:
         self.arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
         self.released = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._accepting = Accepting(self._connected)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=1000)
+        await self._accepting.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._accepting.stop()
 
     def url(self, path: str) -> str:
         """The URL of a path."""
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}{path}"
+        return f"http://127.0.0.1:{self._accepting.port}{path}"
 
     async def wait_for(self, path: str, count: int, *, distinct: bool = False) -> list[Arrival]:
         """Wait until so many requests came, or requests for so many deliveries."""
@@ -67,17 +64,9 @@ class ScriptedReceiver:
         return self.arrivals[path]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 await self._exchange(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

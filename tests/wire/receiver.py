@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, cast
 
+from tests.accepting import Accepting
+
 PATIENCE_SECONDS = 10.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -209,7 +211,6 @@ class Receiver:
         self._host = host
         self._receive_buffer_bytes = receive_buffer_bytes
         self._changed = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -242,38 +243,18 @@ class Receiver:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         listener.bind((self._host, 0))
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._accepted, sock=listener, backlog=2_048, ssl=self._tls)
+        self._accepting = Accepting(self._serve, sock=listener, tls=self._tls)
+        await self._accepting.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.close()
-        await self._turns()  # what the loop had just accepted is announced to us in its next turns
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for wire in self.wires:
-            # Also one that is closing, which may wait for a peer that does not read; but before Python
-            # 3.11.4, one under TLS cannot be told twice.
-            if self._tls is None or not wire.writer.transport.is_closing():
-                wire.writer.transport.abort()
-        await self._server.wait_closed()
-        await self._turns()  # an aborted transport closes its socket in the next one
+        await self._accepting.stop()
 
-    async def _turns(self) -> None:
-        for _ in range(20):  # accepting alone takes four, and on a busy machine they need not follow each other
-            await asyncio.sleep(0)
-
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine: a connection that is accepted as the block ends would be missed until its first step.
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(len(self.wires), reader, writer)
         self.wires.append(wire)
-        task = asyncio.get_running_loop().create_task(self._serve(wire))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, wire: Wire) -> None:
         try:
             await self._play(self._at_connect, wire)
             while (request := await _read_request(wire)) is not None:
@@ -281,12 +262,12 @@ class Receiver:
                 self.requests.append(request)
                 await self._notify()
                 await self._play(answer, wire)
-        except asyncio.CancelledError:
-            pass  # the block ends
         except OSError:
             wire.ended = True
-        finally:
-            wire.writer.transport.abort() if wire.ended else wire.writer.close()
+        if wire.ended:
+            writer.transport.abort()
+        else:
+            writer.close()
         await self._notify()
 
     async def _play(self, answer: Answer, wire: Wire) -> None:
