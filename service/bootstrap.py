@@ -70,7 +70,7 @@ class IdSource:
             return uuid7(self._last_ms, self._last_random)
 
 
-def ledger_of(settings: Settings, role: str, *, one_plan: bool = False) -> Ledger:
+def ledger_of(settings: Settings, role: str, *, by_key: bool = False) -> Ledger:
     """The ledger, as a role reaches it; see `open_ledger`."""
     return open_ledger(
         settings.database_url.get_secret_value(),
@@ -78,7 +78,7 @@ def ledger_of(settings: Settings, role: str, *, one_plan: bool = False) -> Ledge
         acquire_timeout_seconds=settings.database_acquire_timeout_seconds,
         statement_timeout_seconds=settings.database_statement_timeout_seconds,
         name=f"hookledger-{role}",
-        one_plan=one_plan,
+        by_key=by_key,
     )
 
 

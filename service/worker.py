@@ -34,7 +34,7 @@ def run(settings: Settings) -> None:
 
 
 async def _work(settings: Settings) -> None:
-    ledger = bootstrap.ledger_of(settings, "worker", one_plan=True)
+    ledger = bootstrap.ledger_of(settings, "worker", by_key=True)
     await bootstrap.require_ready_ledger(ledger)
     worker = bootstrap.worker_name()
     deliverer, sender = bootstrap.deliverer_of(settings, ledger, worker)

@@ -72,7 +72,7 @@ MUTATIONS: Final = (
         "service/ledger/attempting.py",
         (
             (" AND d.state = 'delivering' AND d.attempt_count = s.number", " AND d.state = 'delivering'"),
-            ("FROM s JOIN moved ON moved.id = s.id\n", "FROM s JOIN moved ON moved.id = s.id ON CONFLICT DO NOTHING\n"),
+            ("FROM moved\nRETURNING", "FROM moved ON CONFLICT DO NOTHING\nRETURNING"),
         ),
         ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),
@@ -112,7 +112,7 @@ MUTATIONS: Final = (
         "service/ledger/attempting.py",
         (
             ("AND d.state = 'pending' AND d.next_attempt_at <= now()", "AND d.next_attempt_at <= now()"),
-            ("d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'pending'\n", "d.id = ANY(CAST(:ids AS uuid[]))\n"),
+            ("d.id = chosen.id AND d.state = 'pending'\n", "d.id = chosen.id\n"),
         ),
         ("tests/stories/test_deliver.py", "tests/stories/test_fencing.py"),
     ),

@@ -13,9 +13,11 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from service.ledger.columns import Columns
 from service.ledger.partitions import Weekly
 from service.ledger.session import Ledger, Statement
 
@@ -75,20 +77,39 @@ class Standing:
     event_payload_sha256: bytes | None
 
 
-_INSERT = Weekly("""
+_GIVEN = Columns(
+    "i",
+    {
+        "id": "uuid",
+        "tenant": "text",
+        "key": "text",
+        "fingerprint": "bytea",
+        "destination_id": "uuid",
+        "event_id": "text",
+        "event_type": "text",
+        "content_type": "text",
+        "headers": "text",
+        "metadata": "text",
+        "body": "bytea",
+        "body_sha256": "bytea",
+        "due_at": "timestamptz",
+        "delay_seconds": "float8",
+        "deadline_at": "timestamptz",
+        "deadline_seconds": "float8",
+    },
+)
+
+_INSERT = Weekly(
+    """
 WITH input AS (
     SELECT i.*, d.attempts_max, d.state AS destination_state,
         greatest(coalesce(i.due_at, now() + make_interval(secs => i.delay_seconds)), now()) AS next_attempt_at,
         coalesce(i.deadline_seconds, d.deadline_seconds) AS deadline_after
-    FROM unnest(
-        CAST(:ids AS uuid[]), CAST(:tenants AS text[]), CAST(:keys AS text[]), CAST(:fingerprints AS bytea[]),
-        CAST(:destination_ids AS uuid[]), CAST(:event_ids AS text[]), CAST(:event_types AS text[]),
-        CAST(:content_types AS text[]), CAST(:headers AS text[]), CAST(:metadata AS text[]),
-        CAST(:bodies AS bytea[]), CAST(:body_hashes AS bytea[]), CAST(:due_ats AS timestamptz[]),
-        CAST(:delays AS float8[]), CAST(:deadline_ats AS timestamptz[]), CAST(:deadline_seconds AS float8[])
-    ) AS i(id, tenant, key, fingerprint, destination_id, event_id, event_type, content_type, headers, metadata,
-           body, body_sha256, due_at, delay_seconds, deadline_at, deadline_seconds)
-    JOIN destinations d ON d.id = i.destination_id AND d.tenant = i.tenant AND d.state <> 'disabled'
+    FROM {given}
+    CROSS JOIN LATERAL (
+        SELECT attempts_max, state, deadline_seconds FROM destinations
+        WHERE id = i.destination_id AND tenant = i.tenant AND state <> 'disabled' LIMIT 1
+    ) d
 ), new_keys AS (
     INSERT INTO idempotency_keys (tenant, key, fingerprint, destination_id, event_id, expires_at)
     SELECT tenant, key, fingerprint, destination_id, event_id, now() + make_interval(secs => :window_seconds)
@@ -115,9 +136,12 @@ WITH input AS (
     FROM input JOIN new_identities ON delivery_id = id
     RETURNING id, created_at, next_attempt_at, deadline_at, attempts_max
 )
-SELECT i.id AS input_id, i.destination_state, n.*, n.next_attempt_at <= now() AS due
-FROM input i JOIN new_keys USING (tenant, key) LEFT JOIN new_deliveries n ON n.id = i.id
-""")
+SELECT i.id AS input_id, i.destination_state, n.*, n.next_attempt_at <= now() AS due,
+    (i.tenant, i.key) IN (SELECT tenant, key FROM new_keys) AS keyed
+FROM input i LEFT JOIN new_deliveries n ON n.id = i.id
+""",
+    _GIVEN,
+)
 
 
 async def insert_new(
@@ -129,27 +153,27 @@ async def insert_new(
     `delivery_identities`. Due rows are not looked at by the dispatcher for `visibility_seconds`,
     the time that the hint which follows the commit has to be taken.
     """
-    values = {
-        "ids": [row.id for row in batch],
-        "tenants": [row.tenant for row in batch],
-        "keys": [row.key for row in batch],
-        "fingerprints": [row.fingerprint for row in batch],
-        "destination_ids": [row.destination_id for row in batch],
-        "event_ids": [row.event_id for row in batch],
-        "event_types": [row.event_type for row in batch],
-        "content_types": [row.content_type for row in batch],
+    values = {"window_seconds": window_seconds, "visibility_seconds": visibility_seconds}
+    ids = [row.id for row in batch]
+    given: dict[str, Sequence[Any]] = {
+        "id": ids,
+        "tenant": [row.tenant for row in batch],
+        "key": [row.key for row in batch],
+        "fingerprint": [row.fingerprint for row in batch],
+        "destination_id": [row.destination_id for row in batch],
+        "event_id": [row.event_id for row in batch],
+        "event_type": [row.event_type for row in batch],
+        "content_type": [row.content_type for row in batch],
         "headers": [json.dumps(dict(row.headers)) if row.headers else None for row in batch],
         "metadata": [json.dumps(dict(row.metadata)) if row.metadata else None for row in batch],
-        "bodies": [row.body for row in batch],
-        "body_hashes": [row.body_sha256 for row in batch],
-        "due_ats": [row.due_at for row in batch],
-        "delays": [row.delay_seconds for row in batch],
-        "deadline_ats": [row.deadline_at for row in batch],
+        "body": [row.body for row in batch],
+        "body_sha256": [row.body_sha256 for row in batch],
+        "due_at": [row.due_at for row in batch],
+        "delay_seconds": [row.delay_seconds for row in batch],
+        "deadline_at": [row.deadline_at for row in batch],
         "deadline_seconds": [row.deadline_seconds for row in batch],
-        "window_seconds": window_seconds,
-        "visibility_seconds": visibility_seconds,
     }
-    written = await _INSERT.rows(ledger, [row.id for row in batch], values)
+    written = await _INSERT.rows(ledger, ids, values, given)
     deliveries = {
         row["id"]: Inserted(
             id=row["id"],
@@ -163,7 +187,7 @@ async def insert_new(
         for row in written
         if row["id"] is not None
     }
-    return Written(deliveries, frozenset(row["input_id"] for row in written))
+    return Written(deliveries, frozenset(row["input_id"] for row in written if row["keyed"]))
 
 
 _STANDING = Statement("""

@@ -10,7 +10,7 @@ import datetime as dt
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from service.domain import limits
 from service.domain.delivery import (
@@ -24,6 +24,7 @@ from service.domain.delivery import (
 )
 from service.domain.outcome import Exchange, Outcome
 from service.domain.retry import Budget, RetryPolicy
+from service.ledger.columns import Columns
 from service.ledger.destinations import policy_of
 from service.ledger.partitions import Weekly
 from service.ledger.session import Ledger, Row, Statement
@@ -88,7 +89,6 @@ WITH chosen AS (
     FROM {deliveries} d JOIN destinations t ON t.id = d.destination_id
     WHERE d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'pending' AND d.next_attempt_at <= now()
         AND d.deadline_at > now() AND t.state = 'active'
-    ORDER BY d.id
     FOR NO KEY UPDATE OF d SKIP LOCKED
 ), claimed AS (
     UPDATE {deliveries} d
@@ -96,7 +96,7 @@ WITH chosen AS (
         wake_at = NULL, parked = false,
         lease_until = now() + make_interval(secs => chosen.timeout_seconds + :margin_seconds)
     FROM chosen
-    WHERE d.id = chosen.id AND d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'pending'
+    WHERE d.id = chosen.id AND d.state = 'pending'
     RETURNING d.id, d.tenant, d.destination_id, d.attempt_count, d.attempts_max, d.crashed_claims, d.uncharged_count,
         d.deadline_at, d.next_attempt_at, d.claimed_at, d.next_trigger
 )
@@ -104,7 +104,7 @@ SELECT c.*, p.event_id, p.event_type, p.content_type, p.headers, p.body,
     t.url, t.headers AS destination_headers, t.timeout_seconds, t.schedule_seconds, t.base_seconds, t.cap_seconds,
     t.on_ambiguous, t.response_rules, s.secret_ids, s.ciphertexts, s.public_keys
 FROM claimed c
-JOIN {payloads} p ON p.delivery_id = c.id AND p.delivery_id = ANY(CAST(:ids AS uuid[]))
+JOIN {payloads} p ON p.delivery_id = c.id
 JOIN destinations t ON t.id = c.destination_id
 LEFT JOIN LATERAL (
     SELECT array_agg(s.id ORDER BY s.created_at DESC, s.id DESC) AS secret_ids,
@@ -113,7 +113,6 @@ LEFT JOIN LATERAL (
     FROM destination_secrets s
     WHERE s.destination_id = t.id AND (s.expires_at IS NULL OR s.expires_at > now())
 ) s ON true
-ORDER BY c.next_attempt_at
 """)
 
 
@@ -127,7 +126,9 @@ async def claim(
     """
     values = {"ids": list(delivery_ids), "worker": worker, "margin_seconds": lease_margin_seconds}
     claimed = await _CLAIM.rows(ledger, delivery_ids, values)
-    return [_claim(row, lease_margin_seconds) for row in claimed]
+    claims = [_claim(row, lease_margin_seconds) for row in claimed]
+    claims.sort(key=lambda claim: claim.scheduled_at)
+    return claims
 
 
 def _claim(row: Row, lease_margin_seconds: float) -> Claim:
@@ -160,17 +161,32 @@ def _claim(row: Row, lease_margin_seconds: float) -> Claim:
     )
 
 
-_SETTLE = Weekly("""
-WITH s AS (
-    SELECT * FROM unnest(
-        CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:scheduled_ats AS timestamptz[]),
-        CAST(:claimed_ats AS timestamptz[]), CAST(:triggers AS text[]), CAST(:workers AS text[]),
-        CAST(:outcomes AS text[]), CAST(:phases AS text[]), CAST(:status_codes AS int[]), CAST(:errors AS text[]),
-        CAST(:latencies AS int[]), CAST(:excerpts AS bytea[]), CAST(:states AS text[]), CAST(:delays AS float8[]),
-        CAST(:dead_reasons AS text[]), CAST(:crashed AS int[]), CAST(:uncharged AS int[])
-    ) AS s(id, number, scheduled_at, claimed_at, trigger, worker, outcome, phase, status_code, error, latency_ms,
-           excerpt, state, delay_seconds, dead_reason, crashed_claims, uncharged)
-), moved AS (
+_GIVEN = Columns(
+    "s",
+    {
+        "id": "uuid",
+        "number": "int",
+        "scheduled_at": "timestamptz",
+        "claimed_at": "timestamptz",
+        "trigger": "text",
+        "worker": "text",
+        "outcome": "text",
+        "phase": "text",
+        "status_code": "int",
+        "error": "text",
+        "latency_ms": "int",
+        "excerpt": "bytea",
+        "state": "text",
+        "delay_seconds": "float8",
+        "dead_reason": "text",
+        "crashed_claims": "int",
+        "uncharged": "int",
+    },
+)
+
+_SETTLE = Weekly(
+    """
+WITH moved AS (
     UPDATE {deliveries} d
     SET state = s.state, lease_until = NULL, dead_reason = s.dead_reason, crashed_claims = s.crashed_claims,
         attempts_max = d.attempts_max + s.uncharged, uncharged_count = d.uncharged_count + s.uncharged,
@@ -181,17 +197,18 @@ WITH s AS (
                                ELSE d.next_attempt_at END,
         wake_at = CASE WHEN s.state = 'pending' THEN now() + make_interval(secs => s.delay_seconds) END,
         completed_at = CASE WHEN s.state IN ('delivered', 'dead') THEN now() END
-    FROM s
-    WHERE d.id = s.id AND d.id = ANY(CAST(:ids AS uuid[])) AND d.state = 'delivering' AND d.attempt_count = s.number
-    RETURNING d.id, d.attempt_count
+    FROM {given}
+    WHERE d.id = s.id AND d.state = 'delivering' AND d.attempt_count = s.number
+    RETURNING s.*
 )
 INSERT INTO {attempts} (delivery_id, number, scheduled_at, started_at, trigger, worker, outcome, phase, status_code,
                       error, latency_ms, response_excerpt)
-SELECT s.id, s.number, s.scheduled_at, s.claimed_at, s.trigger, s.worker, s.outcome, s.phase, s.status_code, s.error,
-    s.latency_ms, s.excerpt
-FROM s JOIN moved ON moved.id = s.id
+SELECT id, number, scheduled_at, claimed_at, trigger, worker, outcome, phase, status_code, error, latency_ms, excerpt
+FROM moved
 RETURNING delivery_id
-""")
+""",
+    _GIVEN,
+)
 
 
 async def settle(ledger: Ledger, batch: Sequence[Settlement]) -> set[uuid.UUID]:
@@ -201,31 +218,31 @@ async def settle(ledger: Ledger, batch: Sequence[Settlement]) -> set[uuid.UUID]:
     that moved; for the others the caller is a zombie, or this very settlement was committed before
     (`settle_late` tells the two apart). `batch` holds no delivery twice.
     """
-    values = _settle_values(batch)
-    moved = await _SETTLE.rows(ledger, [settlement.delivery_id for settlement in batch], values)
+    given = _given(batch)
+    moved = await _SETTLE.rows(ledger, given["id"], {}, given)
     return {row["delivery_id"] for row in moved}
 
 
-def _settle_values(batch: Sequence[Settlement]) -> dict[str, object]:
+def _given(batch: Sequence[Settlement]) -> dict[str, Sequence[Any]]:
     exchanges = [settlement.exchange for settlement in batch]
     columns = [_columns(settlement.decision) for settlement in batch]
     return {
-        "ids": [settlement.delivery_id for settlement in batch],
-        "numbers": [settlement.number for settlement in batch],
-        "scheduled_ats": [settlement.scheduled_at for settlement in batch],
-        "claimed_ats": [settlement.claimed_at for settlement in batch],
-        "triggers": [settlement.trigger for settlement in batch],
-        "workers": [settlement.worker for settlement in batch],
-        "outcomes": [settlement.outcome.value for settlement in batch],
-        "phases": [exchange.phase.value if exchange else None for exchange in exchanges],
-        "status_codes": [exchange.status_code if exchange else None for exchange in exchanges],
-        "errors": [_error_text(settlement) for settlement in batch],
-        "latencies": [exchange.latency_ms if exchange else None for exchange in exchanges],
-        "excerpts": [exchange.excerpt or None if exchange else None for exchange in exchanges],
-        "states": [state.value for state, _, _, _ in columns],
-        "delays": [delay for _, delay, _, _ in columns],
-        "dead_reasons": [reason for _, _, reason, _ in columns],
-        "crashed": [settlement.crashed_claims for settlement in batch],
+        "id": [settlement.delivery_id for settlement in batch],
+        "number": [settlement.number for settlement in batch],
+        "scheduled_at": [settlement.scheduled_at for settlement in batch],
+        "claimed_at": [settlement.claimed_at for settlement in batch],
+        "trigger": [settlement.trigger for settlement in batch],
+        "worker": [settlement.worker for settlement in batch],
+        "outcome": [settlement.outcome.value for settlement in batch],
+        "phase": [exchange.phase.value if exchange else None for exchange in exchanges],
+        "status_code": [exchange.status_code if exchange else None for exchange in exchanges],
+        "error": [_error_text(settlement) for settlement in batch],
+        "latency_ms": [exchange.latency_ms if exchange else None for exchange in exchanges],
+        "excerpt": [exchange.excerpt or None if exchange else None for exchange in exchanges],
+        "state": [state.value for state, _, _, _ in columns],
+        "delay_seconds": [delay for _, delay, _, _ in columns],
+        "dead_reason": [reason for _, _, reason, _ in columns],
+        "crashed_claims": [settlement.crashed_claims for settlement in batch],
         "uncharged": [uncharged for _, _, _, uncharged in columns],
     }
 

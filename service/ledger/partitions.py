@@ -12,11 +12,12 @@ import datetime as dt
 import functools
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from service.errors import LedgerRefused, LedgerUnavailable
+from service.ledger.columns import Columns, first_of
 from service.ledger.session import Ledger, Row, Statement
 
 PARTITIONED: Final = {"deliveries": "id", "payloads": "delivery_id", "attempts": "delivery_id"}
@@ -31,7 +32,9 @@ _WEEK: Final = dt.timedelta(weeks=1)
 _WEEK_MS: Final = 7 * 86_400_000
 _EPOCH_MONDAY: Final = dt.datetime(1969, 12, 29, tzinfo=dt.UTC)  # of the week in which Unix time begins
 _EPOCH_TO_MONDAY_MS: Final = 3 * 86_400_000
-_WEEKS_KEPT: Final = 16  # of which a statement is remembered in its own form
+_WEEKS_KEPT: Final = 16
+_FORMS_KEPT: Final = 2 * _WEEKS_KEPT  # of a statement
+_NO_COLUMNS: Final[Mapping[str, Sequence[Any]]] = {}
 _ELSEWHERE_SECONDS: Final = 60.0
 
 
@@ -90,19 +93,32 @@ class Weekly:
     right to the partition itself, the statement goes to the parents.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, given: Columns | None = None) -> None:
+        """`given`: the rows that take the place of `{given}`."""
         self._text = text
-        self.everywhere = Statement(text.format_map({table: table for table in PARTITIONED}))
-        self._in_week = functools.lru_cache(_WEEKS_KEPT)(self._write)
+        self._given = given
+        self.everywhere = self._write(None, alone=False)
+        self._remembered = functools.lru_cache(_FORMS_KEPT)(self._write)
         self._elsewhere: dict[str, float] = {}  # weeks without partitions for us, and until when not to ask again
 
-    async def rows(self, ledger: Ledger, ids: Collection[uuid.UUID], values: Mapping[str, Any]) -> list[Row]:
-        """Run it in one commit for deliveries with these ids, and read its rows."""
+    async def rows(
+        self,
+        ledger: Ledger,
+        ids: Collection[uuid.UUID],
+        values: Mapping[str, Any],
+        given: Mapping[str, Sequence[Any]] = _NO_COLUMNS,
+    ) -> list[Row]:
+        """Run it in one commit for deliveries with these ids, and read its rows.
+
+        `given`: the values of the rows it is given, by the column; as many as there are ids.
+        """
+        alone = self._given is not None and len(ids) == 1
+        values = {**values, **(first_of(given) if alone else given)}
         week = week_of(ids)
         if week is not None and self._elsewhere.get(week, 0.0) <= time.monotonic():
             try:
                 async with ledger.statement() as connection:
-                    return await connection.rows(self._in_week(week), values)
+                    return await connection.rows(self._remembered(week, alone=alone), values)
             except LedgerRefused as refused:
                 if refused.sqlstate not in _NOT_THERE_FOR_US:
                     raise
@@ -110,10 +126,13 @@ class Weekly:
                     self._elsewhere.clear()
                 self._elsewhere[week] = time.monotonic() + _ELSEWHERE_SECONDS
         async with ledger.statement() as connection:
-            return await connection.rows(self.everywhere, values)
+            return await connection.rows(self._remembered(None, alone=alone), values)
 
-    def _write(self, suffix: str) -> Statement:
-        return Statement(self._text.format_map({table: f"{table}_{suffix}" for table in PARTITIONED}))
+    def _write(self, suffix: str | None, *, alone: bool) -> Statement:
+        names = {table: f"{table}_{suffix}" if suffix else table for table in PARTITIONED}
+        if self._given is not None:
+            names["given"] = self._given.alone if alone else self._given.together
+        return Statement(self._text.format_map(names))
 
 
 def week_of(ids: Collection[uuid.UUID]) -> str | None:

@@ -40,6 +40,12 @@ _SESSION_LOST: Final = ("08", "25", "57P")
 
 _CONNECT_TIMEOUT_SECONDS: Final = 5.0
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
+
+# Of a role whose statements find every row by its key: they are planned once for whatever values, for planning
+# costs as much as executing; and always as a walk from key to row, whatever a table that was new and small when they
+# were planned has become since.
+_BY_KEY: Final = {"plan_cache_mode": "force_generic_plan", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+
 _NO_VALUES: Final[Mapping[str, Any]] = {}
 
 # A name after a colon. Not `::`, which is a cast.
@@ -166,12 +172,11 @@ def open_ledger(
     acquire_timeout_seconds: float,
     statement_timeout_seconds: float,
     name: str,
-    one_plan: bool = False,
+    by_key: bool = False,
 ) -> Ledger:
     """Make the pool. Connects lazily; `name` shows in pg_stat_activity.
 
-    `one_plan`: each statement is planned once for whatever values, and not for each call. Right for a role
-    whose statements find rows by their keys, where planning costs as much as executing.
+    `by_key`: for a role whose statements all find their rows by keys. They are planned once, as walks from key to row.
     """
     return Ledger(
         acquire_timeout_seconds,
@@ -186,7 +191,8 @@ def open_ledger(
             # Every statement has its index. Without this, one that is planned while a week's partition is new and
             # empty reads all of it, and goes on to do so as it grows, until statistics are next taken.
             "enable_seqscan": "off",
-            "plan_cache_mode": "force_generic_plan" if one_plan else "auto",
+            "random_page_cost": "1.1",
+            **(_BY_KEY if by_key else {}),
             "default_transaction_isolation": "read committed",
             "statement_timeout": str(int(statement_timeout_seconds * 1000)),
             "idle_in_transaction_session_timeout": "15000",

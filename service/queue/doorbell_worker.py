@@ -31,11 +31,16 @@ HEALTH_KEY: Final = "hookledger:worker-health"
 _POLL_SECONDS: Final = 0.5  # the fallback; the doorbell starts a job sooner
 _LISTEN_SECONDS: Final = 5.0  # one wait for a ring; its end only starts the next
 _CANCEL_AGAIN_SECONDS: Final = 0.5
+_DONE_MAX: Final = 1_000  # acknowledged by one look
 
-# Takes the oldest jobs, until they name as many deliveries as are wanted, out of every worker's sight until
-# the time by which they must have ended: they stand in the queue until they are acknowledged, so that those
-# of a worker that dies are found again. What is no job is thrown out.
-_TAKE: Final = f"""
+# Takes out what has been done. Then takes the oldest jobs, until they name as many deliveries as are wanted, out of
+# every worker's sight until the time by which they must have ended: they stand in the queue until they are
+# acknowledged, so that those of a worker that dies are found again. What is no job is thrown out.
+_LOOK: Final = f"""
+for place = 5, #ARGV do
+    redis.call('ZREM', KEYS[1], ARGV[place])
+    redis.call('UNLINK', '{JOB_PREFIX}' .. ARGV[place])
+end
 local taken, ids = {{}}, 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[4])) do
     if ids >= tonumber(ARGV[3]) then break end
@@ -86,61 +91,54 @@ class DoorbellWorker(Worker):
         self._deliveries = deliveries
         self._aside_ms = int(aside_seconds * 1_000)
         self._rung = asyncio.Event()
-        self._take = self.pool.register_script(_TAKE)
+        self._script = self.pool.register_script(_LOOK)
         self._more = False  # whether the last look left hints behind
         self._batches_count = 0
-        self._done: list[bytes] = []
-        self._is_acknowledging = False
+        self._done: list[bytes] = []  # and not acknowledged yet
         self._failed: asyncio.Task[None] | None = None  # by a bug: it ends this worker
 
     async def main(self) -> None:
-        """Take and wait, until told to stop and every hint is acknowledged; raises what ends it."""
+        """Look and wait, until told to stop and every hint is acknowledged; raises what ends it."""
         listening = asyncio.create_task(self._listen())
         self._deliveries.on_room(self._note_room)
         try:
-            while self.allow_pick_jobs or self.tasks or self._is_acknowledging:
+            while self.allow_pick_jobs or self.tasks or self._done:
                 self._rung.clear()
-                if self.allow_pick_jobs:
-                    hints = await self.take()
-                    self._start(hints)
-                    await self.heart_beat()
-                    await asyncio.sleep(gathering_seconds(sum(len(hint.delivery_ids) for hint in hints)))
+                hints = await self.look()
+                self._start(hints)
+                await self.heart_beat()
+                await asyncio.sleep(gathering_seconds(sum(len(hint.delivery_ids) for hint in hints)))
                 if self._failed is not None:
                     self._failed.result()
                 if listening.done():
                     listening.result()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_SECONDS):
-                        await self._rung.wait()
+                if self.allow_pick_jobs or self.tasks:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_POLL_SECONDS):
+                            await self._rung.wait()
         finally:
             self._deliveries.on_room(lambda: None)
             await end([listening])
 
-    async def take(self) -> list[Hint]:
-        """As many hints as there is room for, set aside."""
-        room_count = self._deliveries.room_count
-        if room_count <= 0:
+    async def look(self) -> list[Hint]:
+        """Acknowledge what has been done, and take and set aside as many hints as there is room for.
+
+        An acknowledgement is in no hurry: it goes with the next look, or with the poll. One that Redis never
+        hears of comes back into sight in time, and finds nothing due.
+        """
+        room_count = self._deliveries.room_count if self.allow_pick_jobs else 0
+        done, self._done = self._done[:_DONE_MAX], self._done[_DONE_MAX:]
+        if room_count <= 0 and not done:
             self._more = True
             return []
         now_ms = timestamp_ms()
-        limit = [now_ms, now_ms + self._aside_ms, room_count, limits.HINTS_TAKEN_MAX]
-        taken: list[tuple[bytes, bytes]] = await self._take(keys=[self.queue_name], args=limit)
+        hints_max = limits.HINTS_TAKEN_MAX if room_count > 0 else 0
+        arguments: list[int | bytes] = [now_ms, now_ms + self._aside_ms, room_count, hints_max, *done]
+        taken: list[tuple[bytes, bytes]] = await self._script(keys=[self.queue_name], args=arguments)
         hints = [Hint(member, _delivery_ids(job)) for member, job in taken]
         # As many as were asked for, or more: there may be others behind them.
         self._more = len(taken) == limits.HINTS_TAKEN_MAX or sum(len(each.delivery_ids) for each in hints) >= room_count
         return hints
-
-    async def acknowledge(self) -> None:
-        """Take out of Redis what has been done, together with what is done meanwhile.
-
-        What Redis does not hear comes back into sight in time, and finds nothing due.
-        """
-        while self._done:
-            done, self._done = self._done, []
-            async with self.pool.pipeline(transaction=False) as pipeline:
-                pipeline.zrem(self.queue_name, *done)
-                pipeline.unlink(*(JOB_PREFIX.encode() + member for member in done))
-                await pipeline.execute()
 
     def stop_taking(self) -> None:
         """Take no more; `main` returns when what was taken has ended and is acknowledged."""
@@ -170,14 +168,6 @@ class DoorbellWorker(Worker):
         await self._deliveries.deliver([each for hint in hints for each in hint.delivery_ids])
         self.jobs_complete += len(hints)
         self._done += [hint.member for hint in hints]
-        if not self._is_acknowledging:
-            self._is_acknowledging = True
-            try:
-                with contextlib.suppress(RedisError, OSError):  # the next look at the queue tells of it
-                    await self.acknowledge()
-            finally:
-                self._is_acknowledging = False
-                self._rung.set()  # a stop waits for this
 
     async def _listen(self) -> None:
         async with self.pool.pubsub() as subscription:

@@ -168,9 +168,9 @@ def _in_the_request(strike: Strike) -> None:
 def wrap(point: Point, strike: Strike) -> None:
     """Wrap the seam of a point. What a role does not use may be wrapped too, and is never reached."""
     from service import redrive
+    from service.deliver import Deliverer
     from service.egress.sender import HttpSender
     from service.ledger import accepting, attempting, dispatching, redrives
-    from service.queue.doorbell_worker import DoorbellWorker
 
     seams: dict[Point, Callable[[Strike], None]] = {
         Point.ACCEPT_BEFORE_COMMIT: partial(_before, accepting, "insert_new"),
@@ -183,7 +183,7 @@ def wrap(point: Point, strike: Strike) -> None:
         Point.WORKER_IN_REQUEST: _in_the_request,
         Point.WORKER_AFTER_ANSWER: partial(_after, HttpSender, "send"),
         Point.WORKER_AFTER_SETTLE: partial(_after, attempting, "settle", when=bool),
-        Point.WORKER_BEFORE_ACK: partial(_before, DoorbellWorker, "acknowledge"),
+        Point.WORKER_BEFORE_ACK: partial(_after, Deliverer, "deliver"),
         Point.DISPATCH_BEFORE_HINT: partial(_after, dispatching, "take_due", when=lambda due: due.to_hint),
         Point.DISPATCH_BEFORE_RESCUE: partial(_after, dispatching, "find_lost", when=bool),
         Point.REDRIVE_BEFORE_COMMIT: partial(_after, redrives, "stepped"),

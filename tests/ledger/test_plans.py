@@ -16,9 +16,10 @@ import pytest
 
 from service.domain.delivery import Complete
 from service.domain.outcome import Exchange, Outcome, Phase
-from service.ledger import attempting, dispatching, partitions
+from service.ledger import accepting, attempting, dispatching, partitions
 from service.ledger.attempting import Settlement
-from service.ledger.session import Statement
+from service.ledger.partitions import Weekly
+from service.ledger.session import Statement, open_ledger
 from tests.world import World
 
 ROWS = 2_000
@@ -103,8 +104,8 @@ async def test_a_claim_goes_by_the_primary_key(world: World, at_statistics: str)
 @pytest.mark.parametrize("at_statistics", ["delivering", "delivered"])
 async def test_a_settle_goes_by_the_primary_key(world: World, at_statistics: str) -> None:
     ids = await before_and_after(world, at_statistics, "delivering")
-    values = attempting._settle_values(settlements(world, ids[:50]))
-    used = on_deliveries(await indexes_of(world, attempting._SETTLE.everywhere, values))
+    given = attempting._given(settlements(world, ids[:50]))
+    used = on_deliveries(await indexes_of(world, attempting._SETTLE.everywhere, given))
     assert used
     assert all(name.endswith("_pkey") for name in used), used
 
@@ -143,3 +144,48 @@ def settlements(world: World, ids: Sequence[uuid.UUID]) -> list[Settlement]:
         )
         for delivery_id in ids
     ]
+
+
+PLAN = """
+CREATE OR REPLACE FUNCTION pg_temp.plan_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE plan text;
+BEGIN EXECUTE 'EXPLAIN (GENERIC_PLAN, FORMAT JSON) ' || statement INTO plan; RETURN plan; END $$
+"""
+
+
+@pytest.mark.parametrize(
+    ("weekly", "by_key"),
+    [(accepting._INSERT, False), (attempting._CLAIM, True), (attempting._SETTLE, True)],
+    ids=["insert", "claim", "settle"],
+)
+@pytest.mark.parametrize("place", ["in its week", "everywhere"])
+async def test_no_batch_costs_as_its_square(database_url: str, weekly: Weekly, by_key: bool, place: str) -> None:
+    """A nested loop with a join filter compares each row of a batch with each other: 100 rows cost 10,000 looks."""
+    ledger = open_ledger(
+        database_url,
+        connections_max=1,
+        acquire_timeout_seconds=5.0,
+        statement_timeout_seconds=5.0,
+        name="plans",
+        by_key=by_key,
+    )
+    [week] = partitions.weeks(dt.datetime.now(dt.UTC), ahead=0)
+    statement = weekly.everywhere if place == "everywhere" else weekly._remembered(week.suffix, alone=False)
+    try:
+        async with ledger.transaction() as connection:
+            await connection.execute(Statement(PLAN))
+            [row] = await connection.rows(
+                Statement("SELECT pg_temp.plan_of(:statement) AS plan"), {"statement": statement.sql}
+            )
+    finally:
+        await ledger.close()
+    filters: list[str] = []
+
+    def walk(node: dict[str, Any]) -> None:
+        if "Join Filter" in node:
+            filters.append(node["Join Filter"])
+        for child in node.get("Plans", ()):
+            walk(child)
+
+    walk(json.loads(row["plan"])[0]["Plan"])
+    assert not filters

@@ -56,7 +56,7 @@ def ids(count: int) -> list[uuid.UUID]:
 
 
 async def taken(worker: DoorbellWorker) -> list[uuid.UUID]:
-    return [each for hint in await worker.take() for each in hint.delivery_ids]
+    return [each for hint in await worker.look() for each in hint.delivery_ids]
 
 
 async def until(holds: Callable[[], object]) -> None:
