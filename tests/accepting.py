@@ -1,8 +1,9 @@
 """A listening socket that leaves no connection open behind it, whatever had just come in.
 
-Asyncio takes a few turns of the loop from an accepted connection to the protocol that hears of it, and a task
-that is cancelled before its first step runs none of its own clean-up. A server that forgets either leaves a
-transport behind, which fails another test, whenever the collector finds it.
+Asyncio's own server takes a few turns of the loop from an accepted connection to the protocol that hears of it.
+One that is closed in between (before Python 3.12) or cancelled before its first step leaves a socket behind, which
+fails another test, whenever the collector finds it. So connections are accepted here, and each is somebody's from the
+moment that it is.
 """
 
 from __future__ import annotations
@@ -15,43 +16,83 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
+Take = Callable[[socket.socket], None]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 BACKLOG = 2_048
-TURNS = 20  # accepting alone takes four, and on a busy machine they need not follow each other
+TURNS = 20
 
 
 async def turns() -> None:
-    """Let the loop finish what it has begun: to announce a connection, to close an aborted one's socket."""
+    """Let the loop finish what it has begun: an aborted transport closes its socket in the next turn."""
     for _ in range(TURNS):
         await asyncio.sleep(0)
 
 
+class Listening:
+    """Gives each connection to a free port (or `port`, or `sock`) to `take` between `start` and `refuse`."""
+
+    def __init__(self, take: Take, *, port: int = 0, sock: socket.socket | None = None) -> None:
+        self.port = port
+        self._take = take
+        self._given = sock
+        self._sock: socket.socket | None = None
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._sock is not None
+
+    def start(self) -> None:
+        """Listen, and on the same port as before when it refused since."""
+        sock = self._given or socket.create_server(("127.0.0.1", self.port), backlog=BACKLOG)
+        self._given = None
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        self.port = sock.getsockname()[1]
+        self._sock = sock
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def refuse(self) -> None:
+        """Accept no more; the connections that stand go on."""
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._sock.close()
+            self._sock = None
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                connection, _ = listener.accept()
+                connection.setblocking(False)
+                self._take(connection)
+
+
 class Accepting:
-    """Runs `serve` for each connection to a free port (or `port`, or `sock`) while its block runs."""
+    """Runs `serve` for each connection while its block runs."""
 
     def __init__(
         self,
         serve: Serve,
         *,
-        port: int = 0,
         sock: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.port = port
         self._serve = serve
-        self._sock = sock
         self._tls = tls
+        self._listening = Listening(self._take, sock=sock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
-        self._server: asyncio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        return self._listening.port
 
     @property
     def is_accepting(self) -> bool:
-        return self._server is not None
+        return self._listening.is_accepting
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        self.start()
         return self
 
     async def __aexit__(
@@ -59,23 +100,17 @@ class Accepting:
     ) -> None:
         await self.stop()
 
-    async def start(self) -> None:
-        """Listen, and on the same port as before when it refused since."""
-        sock = self._sock or socket.create_server(("127.0.0.1", self.port), backlog=BACKLOG)
-        self._sock = None
-        self.port = sock.getsockname()[1]
-        self._server = await asyncio.start_server(self._accepted, sock=sock, backlog=BACKLOG, ssl=self._tls)
+    def start(self) -> None:
+        """Accept connections, and on the same port as before when it refused since."""
+        self._listening.start()
 
-    async def refuse(self) -> None:
+    def refuse(self) -> None:
         """Accept no more; the connections that stand go on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            await turns()
+        self._listening.refuse()
 
     async def stop(self) -> None:
         """Refuse, and close every connection."""
-        await self.refuse()
+        self.refuse()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -86,14 +121,29 @@ class Accepting:
                 writer.transport.abort()
         await turns()
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine: a connection that is accepted as the block ends would be missed until its first step.
-        self._writers.append(writer)
-        task = asyncio.get_running_loop().create_task(self._run(reader, writer))
+    def _take(self, connection: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(connection))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._ended(task, connection))
 
-    async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _ended(self, task: asyncio.Task[None], connection: socket.socket) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # before its first step, or while it made the transport: nobody else has the socket
+            connection.close()
+
+    async def _run(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        connected: list[asyncio.StreamWriter] = []
+        # With a callback it is the server's side, which `start_tls` asks for.
+        protocol = asyncio.StreamReaderProtocol(reader, lambda _, writer: connected.append(writer), loop=loop)
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls)
+        except OSError:  # a handshake that failed, or was never begun
+            connection.close()
+            return
+        [writer] = connected
+        self._writers.append(writer)
         with contextlib.suppress(asyncio.CancelledError):  # only the end of the block cancels
             await self._serve(reader, writer)
         writer.close()

@@ -197,11 +197,11 @@ class Proxy:
     async def accept(self) -> None:
         """Take new connections, on the same port as ever."""
         if not self._accepting.is_accepting:
-            await self._accepting.start()
+            self._accepting.start()
 
     async def refuse(self) -> None:
         """Refuse new connections; those that stand go on."""
-        await self._accepting.refuse()
+        self._accepting.refuse()
 
     def cut(self) -> None:
         """Reset every connection."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, cast
 
-from tests.accepting import turns
+from tests.accepting import Listening, turns
 
 PATIENCE_SECONDS = 40.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -81,31 +81,34 @@ class Receiver:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _asking: set[asyncio.Task[None]] = field(default_factory=set)
     _connections: set[_Connection] = field(default_factory=set)
-    _server: asyncio.Server | None = None
+    _opening: set[asyncio.Task[object]] = field(default_factory=set)
+    _listening: Listening = field(init=False)
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, backlog=2_048)
+        self._listening = Listening(self._accepted)
+        self._listening.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        await turns()
+        self._listening.refuse()
         for task in self._asking:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self._asking, *self._opening, return_exceptions=True)
         for connection in list(self._connections):
             connection.transport.abort()
-        await self._server.wait_closed()
         await turns()
+
+    def _accepted(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        opening = loop.create_task(loop.connect_accepted_socket(lambda: _Connection(self), connection))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
 
     def url(self, path: str) -> str:
         """The URL of a path."""
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}{path}"
+        return f"http://127.0.0.1:{self._listening.port}{path}"
 
     def at(self, path: str) -> list[Request]:
         """The requests that came to a path, in order."""

@@ -40,7 +40,7 @@ class ScriptedReceiver:
         self._accepting = Accepting(self._connected)
 
     async def __aenter__(self) -> Self:
-        await self._accepting.start()
+        self._accepting.start()
         return self
 
     async def __aexit__(

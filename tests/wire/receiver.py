@@ -244,7 +244,7 @@ class Receiver:
         listener.bind((self._host, 0))
         self.port = listener.getsockname()[1]
         self._accepting = Accepting(self._serve, sock=listener, tls=self._tls)
-        await self._accepting.start()
+        self._accepting.start()
         return self
 
     async def __aexit__(
