@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.domain.tally import Tallied
 from service.hints import Hints
 from service.ledger import accepting
 from service.ledger.accepting import Inserted, NewDelivery, Standing
 from service.ledger.coalesce import Coalescer
 from service.ledger.session import Ledger
+from service.tallies import Tallies
 from service.telemetry import events
 from service.telemetry.logging import log
 
@@ -69,9 +72,18 @@ Answer = Accepted | Replayed | Duplicate | KeyMismatch | EventConflict | Unknown
 class Intake:
     """One process's way into the ledger: every request goes through its group commit."""
 
-    def __init__(self, ledger: Ledger, hints: Hints, *, window_seconds: float, visibility_seconds: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        hints: Hints,
+        tallies: Tallies,
+        *,
+        window_seconds: float,
+        visibility_seconds: float,
+    ) -> None:
         self._ledger = ledger
         self._hints = hints
+        self._tallies = tallies
         self._window_seconds = window_seconds
         self._visibility_seconds = visibility_seconds
         self._flushes: Coalescer[NewDelivery, Answer] = Coalescer(self._flush)
@@ -96,7 +108,7 @@ class Intake:
         [standing] = await accepting.look_up(self._ledger, [delivery])
         if standing.key_fingerprint is None and standing.event_delivery_id is None:
             return None
-        return explain(delivery, standing, key_is_new=False)
+        return self._told(delivery, explain(delivery, standing, key_is_new=False))
 
     async def _flush(self, batch: Sequence[NewDelivery]) -> list[Answer]:
         """Commit a batch's new rows, then explain the others from what stands."""
@@ -109,20 +121,25 @@ class Intake:
             visibility_seconds=self._visibility_seconds,
         )
         self._hints.offer([row.id for row in written.deliveries.values() if row.hintable])
+        for tenant, times in Counter(row.tenant for row in batch if row.id in written.deliveries).items():
+            self._tallies.count(tenant, Tallied.ACCEPTED, times)
         others = [row for row in batch if row.id not in written.deliveries]
         standings = iter(await accepting.look_up(self._ledger, others) if others else ())
         return [
             Accepted(written.deliveries[row.id])
             if row.id in written.deliveries
-            else _told(row, explain(row, next(standings), key_is_new=row.id in written.keyed))
+            else self._told(row, explain(row, next(standings), key_is_new=row.id in written.keyed))
             for row in batch
         ]
 
-
-def _told(row: NewDelivery, answer: Answer) -> Answer:
-    if isinstance(answer, Duplicate):
-        log.info(events.DELIVERY_DUPLICATE, delivery_id=str(answer.delivery_id), tenant=row.tenant)
-    return answer
+    def _told(self, row: NewDelivery, answer: Answer) -> Answer:
+        """The answer, counted where it rejects a repetition."""
+        if isinstance(answer, Replayed):
+            self._tallies.count(row.tenant, Tallied.REPLAYED)
+        elif isinstance(answer, Duplicate):
+            self._tallies.count(row.tenant, Tallied.DUPLICATE)
+            log.info(events.DELIVERY_DUPLICATE, delivery_id=str(answer.delivery_id), tenant=row.tenant)
+        return answer
 
 
 def explain(row: NewDelivery, standing: Standing, *, key_is_new: bool) -> Answer:

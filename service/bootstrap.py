@@ -29,6 +29,7 @@ from service.ledger.migrate import check_migrated
 from service.ledger.session import Ledger, open_ledger
 from service.queue.arq_queue import ArqQueue
 from service.settings import Settings, parse_keyring
+from service.tallies import Tallies
 
 _GC_THRESHOLDS = (50_000, 20, 20)  # objects, younger and middle generations
 
@@ -92,28 +93,30 @@ def keyring_of(settings: Settings) -> Keyring:
     return Keyring(parse_keyring(settings.secret_keys.get_secret_value()), os.urandom)
 
 
-def intake_of(settings: Settings, ledger: Ledger, hints: Hints) -> Intake:
+def intake_of(settings: Settings, ledger: Ledger, hints: Hints, tallies: Tallies) -> Intake:
     """The accept story."""
     return Intake(
         ledger,
         hints,
+        tallies,
         window_seconds=settings.idempotency_window_seconds,
         visibility_seconds=settings.hint_visibility_seconds,
     )
 
 
-def deliverer_of(settings: Settings, ledger: Ledger, worker: str) -> tuple[Deliverer, HttpSender]:
+def deliverer_of(settings: Settings, ledger: Ledger, tallies: Tallies, worker: str) -> tuple[Deliverer, HttpSender]:
     """The deliver story, and the sender to be closed after it."""
     proxy = parse_proxy(settings.egress_proxy.get_secret_value())
     sender = HttpSender(allow_list_of(settings), proxy=proxy)
     bounds = Bounds(slots_count=settings.worker_slots, lease_margin_seconds=settings.lease_margin_seconds)
-    return Deliverer(ledger, sender, keyring_of(settings), SystemClock(), bounds, worker=worker), sender
+    deliverer = Deliverer(ledger, sender, keyring_of(settings), SystemClock(), bounds, tallies, worker=worker)
+    return deliverer, sender
 
 
-def dispatcher_of(settings: Settings, ledger: Ledger, queue: ArqQueue) -> Dispatcher:
+def dispatcher_of(settings: Settings, ledger: Ledger, queue: ArqQueue, tallies: Tallies) -> Dispatcher:
     """The dispatch story."""
     rhythm = Rhythm(settings.hint_visibility_seconds, settings.heartbeat_stale_seconds)
-    return Dispatcher(ledger, queue, SystemClock(), rhythm)
+    return Dispatcher(ledger, queue, SystemClock(), rhythm, tallies)
 
 
 def worker_name() -> str:

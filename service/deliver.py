@@ -19,6 +19,7 @@ from service.domain.delivery import Bury, DeadReason
 from service.domain.ids import Prefix, to_typeid
 from service.domain.outcome import OUR_FAULTS, Exchange, Fault, Phase, classify
 from service.domain.retry import decide
+from service.domain.tally import ATTEMPTS, Tallied, ended_as
 from service.errors import KeyringError, LedgerRefused, LedgerUnavailable
 from service.keyring import Keyring
 from service.ledger import attempting, destinations
@@ -28,6 +29,7 @@ from service.ledger.coalesce import Coalescer
 from service.ledger.session import Ledger, transactions_open
 from service.ports import Clock, OutboundRequest, Sender
 from service.slots import Slots
+from service.tallies import Tallies
 from service.telemetry import events
 from service.telemetry.logging import log
 from service.version import USER_AGENT
@@ -57,6 +59,7 @@ class Deliverer:
         keyring: Keyring,
         clock: Clock,
         bounds: Bounds,
+        tallies: Tallies,
         *,
         worker: str,
         jitter: Callable[[], float] = random.random,
@@ -66,6 +69,7 @@ class Deliverer:
         self._keyring = keyring
         self._clock = clock
         self._bounds = bounds
+        self._tallies = tallies
         self._worker = worker
         self._jitter = jitter
         self._slots = Slots(bounds.slots_count)
@@ -285,10 +289,15 @@ class Deliverer:
         moved = await self._until(settle_until, settlement, self._settles.submit)
         if moved is False:
             confirmed = await self._until(settle_until, settlement, self._settle_late)
+            if confirmed:
+                self._tallies.count(claim.tenant, Tallied.DELIVERED)
             log.warning(events.ATTEMPT_FENCED, **_wide(claim, settlement), confirmed=bool(confirmed))
         elif moved is None:
             log.error(events.ATTEMPT_NOT_SETTLED, **_wide(claim, settlement))
         else:
+            self._tallies.count(claim.tenant, ATTEMPTS[settlement.outcome])
+            if (ended := ended_as(settlement.decision)) is not None:
+                self._tallies.count(claim.tenant, ended)
             exchange = settlement.exchange
             ours = exchange is not None and exchange.fault in OUR_FAULTS and exchange.fault is not Fault.SHUTDOWN
             (log.warning if ours else log.info)(events.ATTEMPT_SETTLED, **_wide(claim, settlement))

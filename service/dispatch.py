@@ -17,12 +17,14 @@ from service.domain.delivery import Decision
 from service.domain.ids import Prefix, to_typeid
 from service.domain.outcome import Outcome
 from service.domain.retry import decide_lost
+from service.domain.tally import ATTEMPTS, Tallied, ended_as
 from service.errors import LedgerRefused, LedgerUnavailable, QueueUnavailable
-from service.ledger import attempting, dispatching, partitions
+from service.ledger import attempting, dispatching, partitions, tallies
 from service.ledger.attempting import Settlement
 from service.ledger.dispatching import Due, LostClaim
 from service.ledger.session import Ledger
 from service.ports import Clock, HintQueue
+from service.tallies import Tallies
 from service.telemetry import events
 from service.telemetry.logging import log
 
@@ -49,6 +51,7 @@ class Dispatcher:
         queue: HintQueue,
         clock: Clock,
         rhythm: Rhythm,
+        tallies: Tallies,
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -56,6 +59,7 @@ class Dispatcher:
         self._queue = queue
         self._clock = clock
         self._rhythm = rhythm
+        self._tallies = tallies
         self._jitter = jitter
         self._queue_was_up = True
         self._ledger_was_up = True
@@ -157,7 +161,8 @@ class Dispatcher:
     async def _set_aside(self, due: Due) -> None:
         if due.to_park:
             await dispatching.park(self._ledger, due.to_park)
-        for delivery_id, reason in due.expired:
+        for delivery_id, tenant, reason in due.expired:
+            self._tallies.count(tenant, Tallied.DEAD)
             log.info(events.DELIVERY_EXPIRED, delivery_id=to_typeid(Prefix.DELIVERY, delivery_id), reason=reason)
 
     async def _rescue(self) -> bool:
@@ -169,8 +174,11 @@ class Dispatcher:
         )
         settlements = [self._lost_settlement(claim) for claim in lost]
         moved = await self._settle_lost(settlements)
-        for settlement in settlements:
+        for claim, settlement in zip(lost, settlements, strict=True):
             if settlement.delivery_id in moved:
+                self._tallies.count(claim.row["tenant"], ATTEMPTS[settlement.outcome])
+                if (ended := ended_as(settlement.decision)) is not None:
+                    self._tallies.count(claim.row["tenant"], ended)
                 log.warning(
                     events.CLAIM_RESCUED,
                     delivery_id=to_typeid(Prefix.DELIVERY, settlement.delivery_id),
@@ -234,7 +242,7 @@ class Dispatcher:
         return await redrive.step(self._ledger)
 
     async def _keep_house(self) -> bool:
-        """Once an hour: partitions ahead of time, workers lost long ago."""
+        """Once an hour: partitions ahead of time, workers lost long ago, counts of days gone by."""
         now = self._clock.monotonic()
         if now - self._housekept_at < _PARTITIONS_EVERY_SECONDS:
             return False
@@ -245,10 +253,12 @@ class Dispatcher:
             made = []
             log.error(events.PARTITIONS_REFUSED, error=str(error))
         await dispatching.forget_workers(self._ledger)
-        self._housekept_at = now
+        more = await tallies.forget(self._ledger) == limits.TALLIES_FORGET_BATCH
+        if not more:  # else the next pass goes on
+            self._housekept_at = now
         if made:
             log.info(events.PARTITIONS_MADE, partitions=made)
-        return False
+        return more
 
 
 def visibility_seconds(base_seconds: float, jobs_waiting_count: int) -> float:

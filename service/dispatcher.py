@@ -10,6 +10,7 @@ import uvloop
 from service import bootstrap
 from service.errors import QueueUnavailable
 from service.settings import Settings
+from service.tallies import Tallies
 from service.telemetry import events
 from service.telemetry.logging import configure, log
 
@@ -24,13 +25,15 @@ async def _dispatch(settings: Settings) -> None:
     ledger = bootstrap.ledger_of(settings, "dispatcher")
     await bootstrap.require_ready_ledger(ledger)
     queue = bootstrap.queue_of(settings)
-    dispatcher = bootstrap.dispatcher_of(settings, ledger, queue)
+    tallies = Tallies(ledger)
+    dispatcher = bootstrap.dispatcher_of(settings, ledger, queue, tallies)
     stopping = asyncio.Event()
     bootstrap.stop_on_signals(stopping.set)
     with contextlib.suppress(QueueUnavailable):
         policy = await queue.eviction_policy()
         if policy not in (None, "noeviction"):
             log.warning(events.QUEUE_EVICTS, maxmemory_policy=policy)
+    tallies.start()
     bootstrap.settle_memory()
     log.info(events.STARTED)
     while not stopping.is_set():
@@ -38,6 +41,7 @@ async def _dispatch(settings: Settings) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if more else settings.dispatch_interval_seconds):
                 await stopping.wait()
+    await tallies.stop()
     await queue.close()
     await ledger.close()
     log.info(events.STOPPED)

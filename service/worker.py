@@ -19,6 +19,7 @@ from service.ledger import dispatching
 from service.ledger.session import Ledger
 from service.queue.doorbell_worker import end, run_worker
 from service.settings import Settings
+from service.tallies import Tallies
 from service.telemetry import events
 from service.telemetry.logging import configure, log
 
@@ -37,10 +38,12 @@ async def _work(settings: Settings) -> None:
     ledger = bootstrap.ledger_of(settings, "worker", by_key=True)
     await bootstrap.require_ready_ledger(ledger)
     worker = bootstrap.worker_name()
-    deliverer, sender = bootstrap.deliverer_of(settings, ledger, worker)
+    tallies = Tallies(ledger)
+    deliverer, sender = bootstrap.deliverer_of(settings, ledger, tallies, worker)
     stopping = asyncio.Event()
     bootstrap.stop_on_signals(stopping.set)
     await _beat_once(ledger, worker)
+    tallies.start()
     beating = asyncio.create_task(_beat(ledger, worker, settings.heartbeat_seconds))
     ticking = asyncio.create_task(_tick(deliverer))
     taking = asyncio.create_task(_take_hints(settings, deliverer, stopping))
@@ -54,6 +57,7 @@ async def _work(settings: Settings) -> None:
     await end([taking, beating, ticking])
     with contextlib.suppress(LedgerUnavailable):
         await dispatching.leave(ledger, worker)
+    await tallies.stop()
     await sender.close()
     await ledger.close()
     if ended_by_itself:

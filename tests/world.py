@@ -32,6 +32,7 @@ from service.ledger.destinations import StoredDestination
 from service.ledger.session import Ledger, Row, Statement, open_ledger
 from service.ports import OutboundRequest
 from service.queue.inprocess import InProcessQueue
+from service.tallies import Tallies
 from service.telemetry.logging import log
 
 TENANT = "default"
@@ -112,7 +113,8 @@ class World:
         self.keyring = Keyring({"k1": b"k" * 32}, lambda count: bytes(range(count)))
         self.new_id = IdSource()
         self.hints = Hints(self.queue)
-        self.intake = Intake(ledger, self.hints, window_seconds=86_400, visibility_seconds=2.0)
+        self.tallies = Tallies(ledger)
+        self.intake = Intake(ledger, self.hints, self.tallies, window_seconds=86_400, visibility_seconds=2.0)
         self.destinations = Destinations(ledger, self.keyring, self.new_id)
         self.dispatcher = self.make_dispatcher()
         self.clock.seconds += 3_600.0  # it has run for a while
@@ -122,11 +124,20 @@ class World:
     def make_deliverer(self, worker: str, *, slots_count: int = 50, patience_seconds: float = 0.05) -> Deliverer:
         """A worker's part in it."""
         bounds = Bounds(slots_count=slots_count, lease_margin_seconds=15.0, patience_seconds=patience_seconds)
-        return Deliverer(self.ledger, self.sender, self.keyring, self.clock, bounds, worker=worker, jitter=lambda: 0.5)
+        return Deliverer(
+            self.ledger,
+            self.sender,
+            self.keyring,
+            self.clock,
+            bounds,
+            self.tallies,
+            worker=worker,
+            jitter=lambda: 0.5,
+        )
 
     def make_dispatcher(self) -> Dispatcher:
         """A dispatcher's part in it."""
-        return Dispatcher(self.ledger, self.queue, self.clock, Rhythm(2.0, 10.0), jitter=lambda: 0.5)
+        return Dispatcher(self.ledger, self.queue, self.clock, Rhythm(2.0, 10.0), self.tallies, jitter=lambda: 0.5)
 
     async def destination(self, **values: Any) -> StoredDestination:
         """A new destination."""

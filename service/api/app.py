@@ -20,7 +20,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from service import bootstrap
-from service.api import actions, batches, deliveries, destinations, dlq, dlq_schemas, operations, schemas
+from service.api import actions, batches, deliveries, destinations, dlq, dlq_schemas, operations, schemas, stats
 from service.api.auth import PUBLIC_PATHS, Authentication, KeyCheck
 from service.api.failures import on_bug, on_problem, on_unavailable
 from service.api.lane import PATH as INTAKE_PATH
@@ -33,11 +33,12 @@ from service.domain import limits
 from service.errors import LedgerUnavailable, StartError
 from service.hints import Hints
 from service.settings import Settings
+from service.tallies import Tallies
 from service.telemetry import events
 from service.telemetry.logging import configure, log
 from service.version import VERSION
 
-_MODULES = (deliveries, batches, actions, destinations, dlq, operations)
+_MODULES = (deliveries, batches, actions, destinations, dlq, operations, stats)
 
 _DESCRIPTION = """Durable webhook delivery. A 202 is a commit to the ledger; attempts follow, at least once,
 under one identity, until the receiver has it or an operator sees it in the dead-letter queue."""
@@ -84,7 +85,7 @@ def _lifespan(settings: Settings) -> Any:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         ledger = bootstrap.ledger_of(settings, "api")
         queue = bootstrap.queue_of(settings)
-        hints = Hints(queue)
+        hints, tallies = Hints(queue), Tallies(ledger)
         new_id = bootstrap.IdSource()
         app.state.ledger = ledger
         app.state.key_check = KeyCheck(ledger)
@@ -92,7 +93,7 @@ def _lifespan(settings: Settings) -> Any:
             settings=settings,
             ledger=ledger,
             queue=queue,
-            intake=bootstrap.intake_of(settings, ledger, hints),
+            intake=bootstrap.intake_of(settings, ledger, hints, tallies),
             destinations=Destinations(ledger, bootstrap.keyring_of(settings), new_id),
             new_id=new_id,
             clock=SystemClock(),
@@ -100,10 +101,12 @@ def _lifespan(settings: Settings) -> Any:
             envelope_bytes_max=limits.ENVELOPE_BYTES_MAX,
         )
         app.state.lane = IntakeLane(app.state.key_check, app.state.parts)
+        tallies.start()
         bootstrap.settle_memory()
         log.info(events.STARTED)
         yield
         await hints.drain()
+        await tallies.stop()
         await queue.close()
         await ledger.close()
         log.info(events.STOPPED)

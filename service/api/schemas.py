@@ -299,3 +299,44 @@ class Readiness(Out):
     status: Literal["ready", "degraded", "not_ready"]
     ledger: str
     queue: str
+
+
+class Rates(Out):
+    """What happened in the window, by the second, as the processes counted it."""
+
+    window_seconds: Annotated[float, Meta(description="How long the window is: five to six minutes, up to `at`.")]
+    accepted_per_second: float
+    attempts_per_second: Annotated[float, Meta(description="Of whatever outcome.")]
+    delivered_per_second: float
+    dead_per_second: float
+
+
+class Stats(Out):
+    """The operational view of one tenant, in numbers."""
+
+    at: Annotated[dt.datetime, Meta(description="When it was counted, by the ledger's clock.")]
+    capped: Annotated[
+        bool,
+        Meta(
+            description="Only the oldest open deliveries were looked at: `pending`, `due`, `parked` and `ambiguous`"
+            " are at least so many, and `oldest_due_at` is of those."
+        ),
+    ]
+    pending: Annotated[int, Meta(description="Wait to be sent; `due` and `parked` are among them.")]
+    due: Annotated[int, Meta(description="Could be sent now, and wait for a worker.")]
+    oldest_due_at: Annotated[dt.datetime | None, Meta(description="Since when the one that waits longest is due.")]
+    oldest_due_age_seconds: float | None
+    parked: Annotated[int, Meta(description="Wait for a paused destination.")]
+    in_flight: Annotated[int, Meta(description="Being sent. Always counted whole.")]
+    ambiguous: Annotated[int, Meta(description="Wait for a person.")]
+    dead: int
+    dead_capped: Annotated[bool, Meta(description="`dead` and `dead_by_reason` are at least so many.")]
+    dead_by_reason: Annotated[dict[str, int], Meta(description="Every reason, those that do not occur with 0.")]
+    rates: Rates
+    attempts_by_outcome: Annotated[
+        dict[str, int], Meta(description="In the window of `rates`; every outcome, those that did not occur with 0.")
+    ]
+    duplicates_rejected: Annotated[
+        int, Meta(description="Requests that repeated a key or an event, in the window of `rates`.")
+    ]
+    duplicates_rejected_24h: int

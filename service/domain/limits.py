@@ -102,6 +102,15 @@ FIELD_ERRORS_MAX: Final = 100  # of ten thousand ids all may be wrong; the first
 REASON_CHARS_MAX: Final = 500
 DRY_RUN_SAMPLE: Final = 20
 
+# What is counted
+TALLIES_WRITE_SECONDS: Final = 5.0  # between two writes of a process's counts; what its kill may cost
+TALLIES_KEYS_MAX: Final = 10_000  # tenants times names that one process counts between two writes
+TALLIES_KEPT_SECONDS: Final = 86_400
+TALLIES_FORGET_BATCH: Final = 10_000
+STATS_WINDOW_SECONDS: Final = 300  # over which rates are told
+STATS_ROWS_MAX: Final = 50_000  # open deliveries, of all tenants, that one answer looks at: the oldest
+STATS_DEAD_ROWS_MAX: Final = 125_000  # dead deliveries, of all tenants, that one answer looks at
+
 # Keys
 KEY_CACHE_SECONDS: Final = 3.0  # how long a look-up is kept, and so how long a revoked key may still work
 KEY_CACHE_ENTRIES_MAX: Final = 10_000

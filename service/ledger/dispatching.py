@@ -40,9 +40,10 @@ WITH due AS ({due}), hinted AS (
     SET state = 'dead', wake_at = NULL, parked = false, completed_at = now(),
         dead_reason = CASE WHEN d.deadline_at <= now() THEN 'deadline' ELSE 'disabled' END
     WHERE d.id = ANY(ARRAY(SELECT id FROM due WHERE late OR destination_state = 'disabled')) AND d.state = 'pending'
-    RETURNING d.id, d.dead_reason
+    RETURNING d.id, d.tenant, d.dead_reason
 )
-SELECT due.id, hinted.next_attempt_at, expired.dead_reason, due.destination_state = 'paused' AND NOT due.late AS paused
+SELECT due.id, hinted.next_attempt_at, expired.tenant, expired.dead_reason,
+    due.destination_state = 'paused' AND NOT due.late AS paused
 FROM due LEFT JOIN hinted ON hinted.id = due.id LEFT JOIN expired ON expired.id = due.id
 ORDER BY hinted.next_attempt_at
 """
@@ -55,7 +56,7 @@ class Due:
     """One batch of rows whose `wake_at` had passed."""
 
     to_hint: list[uuid.UUID]
-    expired: list[tuple[uuid.UUID, str]]
+    expired: list[tuple[uuid.UUID, str, str]]  # id, tenant, reason
     to_park: list[uuid.UUID]
 
     @property
@@ -86,7 +87,7 @@ async def _take(ledger: Ledger, statement: Statement, values: dict[str, float]) 
         found = await connection.rows(statement, values)
     return Due(
         to_hint=[row["id"] for row in found if row["next_attempt_at"] is not None],
-        expired=[(row["id"], row["dead_reason"]) for row in found if row["dead_reason"] is not None],
+        expired=[(row["id"], row["tenant"], row["dead_reason"]) for row in found if row["dead_reason"] is not None],
         to_park=[row["id"] for row in found if row["paused"]],
     )
 
@@ -121,9 +122,9 @@ class LostClaim:
 
 
 _LOST = Statement("""
-SELECT d.id, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d.uncharged_count, d.next_attempt_at,
-    d.claimed_at, d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds, t.on_ambiguous,
-    now() AS now
+SELECT d.id, d.tenant, d.attempt_count, d.attempts_max, d.deadline_at, d.crashed_claims, d.uncharged_count,
+    d.next_attempt_at, d.claimed_at, d.next_trigger, d.worker, t.schedule_seconds, t.base_seconds, t.cap_seconds,
+    t.on_ambiguous, now() AS now
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
 WHERE d.lease_until IS NOT NULL AND d.id <> ALL(CAST(:skipped AS uuid[])) AND (d.lease_until <= now() OR (
     d.claimed_at <= now() - make_interval(secs => :stale_seconds)

@@ -331,6 +331,18 @@ class ApiKey(SQLModel, table=True):
     revoked_at: dt.datetime | None = Field(sa_column=sa.Column(_AT))
 
 
+class Tally(SQLModel, table=True):
+    """How often one thing happened in one minute, as the processes counted it: what rates are read from."""
+
+    __tablename__ = "tallies"
+    __table_args__ = (sa.Index("ix_tallies_minute", "minute"),)
+
+    tenant: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
+    minute: dt.datetime = Field(sa_column=sa.Column(_AT, primary_key=True))
+    name: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
+    count: int = Field(sa_column=sa.Column(sa.BigInteger, nullable=False))
+
+
 class Worker(SQLModel, table=True):
     """A living worker's heartbeat. Claims of one that stopped beating are rescued."""
 

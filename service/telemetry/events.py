@@ -29,6 +29,7 @@ QUEUE_EVICTS: Final = "queue.evicts"  # Redis may drop hints under memory pressu
 REDRIVE_STEPPED: Final = "redrive.stepped"
 PARTITIONS_MADE: Final = "partitions.made"
 PARTITIONS_REFUSED: Final = "partitions.refused"  # the role may not create tables
+TALLIES_REFUSED: Final = "tallies.refused"  # counts were dropped: a right is missing, or a bug
 REQUEST_FAILED: Final = "request.failed"
 STARTED: Final = "process.started"
 STOPPING: Final = "process.stopping"

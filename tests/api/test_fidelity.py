@@ -24,6 +24,7 @@ from service.domain.ids import Prefix, parse_typeid
 from service.domain.limits import PAYLOAD_BYTES_MAX_DEFAULT
 from service.ledger.session import Ledger, Statement
 from service.settings import Settings
+from service.tallies import Tallies
 from tests.api.conftest import post
 from tests.wire.receiver import Received, Receiver, ok
 from tests.wire.urls import NOT_PUBLIC, NUMBERS, REFUSED_URLS
@@ -36,7 +37,7 @@ Deliver = Callable[[str], Awaitable[dict[str, Any]]]
 @pytest.fixture
 async def deliver(settings: Settings, ledger: Ledger, api: httpx.AsyncClient) -> AsyncIterator[Deliver]:
     """Makes the next attempt of a delivery now, whenever it is due, and shows what became of it."""
-    worker, sender = deliverer_of(settings, ledger, "worker")
+    worker, sender = deliverer_of(settings, ledger, Tallies(ledger), "worker")
 
     async def now(identity: str) -> dict[str, Any]:
         delivery_id = parse_typeid(Prefix.DELIVERY, identity)

@@ -17,6 +17,7 @@ from service.deliver import Deliverer
 from service.queue.arq_queue import QUEUE_NAME
 from service.queue.doorbell_worker import run_worker
 from service.settings import Settings
+from service.tallies import Tallies
 from service.telemetry import events
 from tests.faults.crash_points import Crash, Point
 from tests.faults.harness import SETTINGS, Stack, until
@@ -123,7 +124,7 @@ async def test_a_job_that_outlives_its_time_is_seen_again_and_takes_no_request_w
     values = {"database_url": stack.database_url, "redis_url": stack.servers.redis_url}
     settings = Settings.model_validate({**{name.lower(): value for name, value in SETTINGS.items()}, **values})
     ledger = bootstrap.ledger_of(settings, "worker")
-    deliverer, sender = bootstrap.deliverer_of(settings, ledger, "in the test")
+    deliverer, sender = bootstrap.deliverer_of(settings, ledger, Tallies(ledger), "in the test")
     hinted: list[uuid.UUID] = []
 
     class Watched(Deliverer):

@@ -33,6 +33,7 @@ from service.ledger.attempting import Settlement
 from service.ledger.dispatching import Due
 from tests.model.rows import (
     LEASE_MARGIN_SECONDS,
+    TENANT,
     VISIBILITY_SECONDS,
     Attempt,
     Claim,
@@ -281,7 +282,7 @@ class LedgerCore:
             if late or destination_state == "disabled":
                 reason = DeadReason.DEADLINE if late else DeadReason.DISABLED
                 self._expire(delivery, reason)
-                due.expired.append((delivery.id, reason))
+                due.expired.append((delivery.id, TENANT, reason))
             elif destination_state == "paused":
                 due.to_park.append(delivery.id)
         return due

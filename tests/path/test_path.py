@@ -107,6 +107,32 @@ async def test_a_webhook_arrives_with_its_exact_bytes_and_a_signature_that_other
     assert [(attempt["number"], attempt["outcome"]) for attempt in view["attempts"]] == [(1, "success")]
 
 
+async def test_what_was_done_is_in_the_numbers_within_seconds(client: Client, receiver: ScriptedReceiver) -> None:
+    before = (await client.http.get("/stats")).json()
+    destination = await client.destination(receiver.url("/counted"))
+    body = b'{"destination_id":"%s","event_id":"e","payload":1}' % destination["id"].encode()
+    headers = {"idempotency-key": f"key-{next(_keys)}", "content-type": "application/json"}
+    for status in (202, 200):
+        assert (await client.http.post("/deliveries", content=body, headers=headers)).status_code == status
+    paused = await client.destination(receiver.url("/paused"))
+    await client.http.post(f"/destinations/{paused['id']}/pause")
+    late = {"destination_id": paused["id"], "payload": 1, "deadline_seconds": 1}
+    answer = await client.http.post("/deliveries", json=late, headers={"idempotency-key": f"key-{next(_keys)}"})
+    await client.until(answer.json()["id"], "dead")
+    # Counted by the API, a worker and the dispatcher, each of which writes by itself.
+    async with asyncio.timeout(SIGNALS_WITHIN_SECONDS):
+        while True:
+            now = (await client.http.get("/stats")).json()
+            if (
+                now["duplicates_rejected_24h"] > before["duplicates_rejected_24h"]
+                and now["attempts_by_outcome"]["success"] >= 1
+                and now["rates"]["delivered_per_second"] > 0
+                and now["rates"]["dead_per_second"] > 0
+            ):
+                break
+    assert now["dead_by_reason"]["deadline"] == before["dead_by_reason"]["deadline"] + 1
+
+
 async def test_503_twice_then_200_is_three_attempts_with_rising_delays(
     client: Client, receiver: ScriptedReceiver
 ) -> None:

@@ -37,7 +37,9 @@ async def worker(world: World) -> AsyncIterator[Deliverer]:
     """A worker with the real sender and the real clock: the receivers' libraries judge by theirs."""
     sender = HttpSender(AllowList.parse("127.0.0.0/8:*"))
     bounds = Bounds(slots_count=5, lease_margin_seconds=15.0, patience_seconds=0.05)
-    yield Deliverer(world.ledger, sender, world.keyring, SystemClock(), bounds, worker="w", jitter=lambda: 0.5)
+    yield Deliverer(
+        world.ledger, sender, world.keyring, SystemClock(), bounds, world.tallies, worker="w", jitter=lambda: 0.5
+    )
     await sender.close()
 
 

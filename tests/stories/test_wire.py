@@ -36,7 +36,14 @@ async def make_worker(world: World) -> AsyncIterator[MakeWorker]:
         senders.append(HttpSender(AllowList.parse("127.0.0.0/8:*"), proxy=proxy))
         bounds = Bounds(slots_count, lease_margin_seconds=15.0, patience_seconds=patience_seconds)
         return Deliverer(
-            world.ledger, senders[-1], world.keyring, world.clock, bounds, worker="wired", jitter=lambda: 0.5
+            world.ledger,
+            senders[-1],
+            world.keyring,
+            world.clock,
+            bounds,
+            world.tallies,
+            worker="wired",
+            jitter=lambda: 0.5,
         )
 
     yield make
