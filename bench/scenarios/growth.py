@@ -20,6 +20,7 @@ READS: Final = {
     "list of an event type": "/deliveries?event_type=order.paid&limit=50",
     "DLQ": "/dlq?limit=50",
     "DLQ summary": "/dlq/summary",
+    "stats": "/stats",
 }
 _TIMES: Final = 10
 
