@@ -20,7 +20,7 @@ class Scale:
     backlogs: tuple[int, ...] = (10_000, 100_000)
     destinations: int = 10_000
     finished_rows: tuple[int, ...] = (0, 1_000_000)
-    growth_seconds: float = 15.0
+    growth_seconds: float = 20.0
     processes: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 2), (2, 4))  # API, workers
     scaling_seconds: float = 8.0
     in_flight: int = 1_000

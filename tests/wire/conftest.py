@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -33,6 +35,16 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_audit)  # cannot be removed, so it is added once
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_socket_behind() -> Iterator[None]:
+    """A test whose sender or receiver forgets a socket fails itself, not the one in which the collector finds it."""
+    yield
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+    assert not [str(each.message) for each in caught if "unclosed" in str(each.message)]
 
 
 @pytest.fixture
